@@ -1,0 +1,37 @@
+"""How training state is partitioned: `deepspeed:` of a job spec."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pliant.spec.base import Auto, Int, IntOrAuto, Section
+
+
+class DeepSpeedSpec(Section):
+    """ZeRO stage, buckets and overlap. "auto" is decided from the model's size before DeepSpeed
+    sees it."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """0 replicates, 1 partitions optimizer state, 2 also gradients, 3 also parameters."""
+    reduce_bucket_size: IntOrAuto = "auto"
+    """Elements per reduction of gradients."""
+    allgather_bucket_size: IntOrAuto = "auto"
+    """Elements per gathering of updated parameters."""
+    overlap_comm: bool | Auto = "auto"
+    """Reduce gradients while the backward pass runs."""
+    contiguous_gradients: bool = True
+    round_robin_gradients: bool = False
+    stage3_prefetch_bucket_size: IntOrAuto = "auto"
+    """Elements of parameters fetched ahead (stage 3)."""
+    stage3_max_live_parameters: Int = Field(1_000_000_000, ge=0)
+    stage3_max_reuse_distance: Int = Field(1_000_000_000, ge=0)
+    stage3_param_persistence_threshold: IntOrAuto = "auto"
+    """Parameters with fewer elements stay whole on every rank (stage 3)."""
+    sub_group_size: Int = Field(1_000_000_000, gt=0)
+    offload_optimizer: Literal["none", "cpu"] = "none"
+    offload_param: Literal["none", "cpu"] = "none"
+    """Stage 3 only."""
+    communication_data_type: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of gradients on the wire; "auto" is the precision of training."""
+    extra: dict[str, Any] = {}
+    """Further keys of DeepSpeed's config, from a whitelist."""

@@ -1,0 +1,37 @@
+"""One job: a frozen value that holds all that a user can ask for."""
+
+from pydantic import Field, field_validator
+
+from pliant.spec.base import Section
+from pliant.spec.data import DataSpec
+from pliant.spec.deepspeed import DeepSpeedSpec
+from pliant.spec.elastic import ElasticSpec
+from pliant.spec.model import ModelSpec
+from pliant.spec.operations import CheckpointSpec, ResourcesSpec, TrackingSpec
+from pliant.spec.parallel import ParallelSpec
+from pliant.spec.training import TrainingSpec
+
+
+class JobSpec(Section):
+    """One YAML file is one job."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Of the job; its files lie in `runs/NAME`. A job started again under its name goes on."""
+    model: ModelSpec
+    data: DataSpec
+    training: TrainingSpec
+    parallel: ParallelSpec = ParallelSpec()
+    deepspeed: DeepSpeedSpec = DeepSpeedSpec()
+    elastic: ElasticSpec = ElasticSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    tracking: TrackingSpec = TrackingSpec()
+    resources: ResourcesSpec = ResourcesSpec()
+    env: dict[str, str] = {}
+    """Environment variables of every worker (NCCL and others), the same on every node."""
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {key: str(item) for key, item in value.items()}
+        return value
