@@ -81,7 +81,9 @@ def merge(base: Tree, over: Tree) -> Tree:
 def _read_setting(setting: str) -> Tree:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip():
-        raise SpecError(f"--set {setting!r} is not KEY=VALUE. Write, for example, training.lr=1e-4.")
+        raise SpecError(
+            f"--set {setting!r} is not KEY=VALUE. Write, for example, training.lr=1e-4."
+        )
     return _nest(key.strip().split("."), _parse(text, f"--set {key}"))
 
 
@@ -95,7 +97,7 @@ def _parse(text: str, origin: str) -> Any:
 def _nest(keys: list[str], value: Any) -> Tree:
     for key in reversed(keys):
         value = {key: value}
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _sentence(fault: Any) -> str:

@@ -1,0 +1,5 @@
+"""`python -m pliant`."""
+
+from pliant.cli.main import entry
+
+entry()

@@ -1,0 +1,1 @@
+"""What pliant needs of a running Ray cluster: sending jobs to it."""

@@ -1,0 +1,1 @@
+"""From files to packed batches: sources -> records -> tokens -> store -> packing -> stream."""

@@ -1,0 +1,60 @@
+"""The one picture of a run: its losses over its steps, and where it was interrupted."""
+
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from pliant.tracking.events import Event, History, replay
+from pliant.tracking.files import write_atomically
+
+_MARKS = {
+    "failure": ("restart", "tab:red", ":"),
+    "resize": ("resize", "tab:green", "--"),
+}
+
+
+def loss_plot(events: Iterable[Event], path: Path) -> None:
+    """Draw training and evaluation loss over the step, with a mark at each restart and resize, as
+    a PNG at `path`. Steps that were redone show their last value."""
+    from matplotlib.figure import Figure  # slow to import, and drawn once a run
+
+    history = replay(events)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    _curves(axes, history)
+    _marks(axes, history)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_atomically(path, image.getvalue())
+
+
+def _curves(axes: Any, history: History) -> None:
+    training, evaluation = history.metric("loss"), history.evaluation("eval_loss")
+    if training:
+        # A line through a single point is invisible.
+        marker = "o" if len(training) == 1 else None
+        axes.plot(*_points(training), color="tab:blue", lw=1.2, marker=marker, label="training")
+    if evaluation:
+        points = _points(evaluation)
+        axes.plot(*points, color="tab:orange", lw=1.2, marker="o", ms=4, label="evaluation")
+
+
+def _marks(axes: Any, history: History) -> None:
+    labelled = set()
+    for attempt in history.attempts:
+        cause = attempt.get("cause")
+        if cause in _MARKS:
+            label, color, style = _MARKS[cause]
+            shown = None if cause in labelled else label
+            axes.axvline(int(attempt.get("step", 0)), color=color, ls=style, lw=1, label=shown)
+            labelled.add(cause)
+
+
+def _points(values: dict[int, float]) -> tuple[list[int], list[float]]:
+    return list(values), list(values.values())

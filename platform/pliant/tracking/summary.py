@@ -1,0 +1,112 @@
+"""A run in eighteen figures."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pliant.tracking.events import Event, History, replay
+from pliant.tracking.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to; steps that were redone count once. None is not known."""
+
+    steps: int
+    """The last optimizer step."""
+    first_loss: float | None
+    last_loss: float | None
+    eval_loss: float | None
+    """Of the last evaluation."""
+    samples: int
+    tokens: int
+    """Without padding."""
+    samples_per_s: float | None
+    """Median over steps, as is tokens_per_s."""
+    tokens_per_s: float | None
+    fill_ratio: float | None
+    """Tokens over the room of the rows they were packed into."""
+    world_sizes: tuple[int, ...]
+    """In order, without repeats."""
+    restarts: int
+    """Worker groups started after a failure."""
+    resizes: int
+    """Worker groups started with another number of workers."""
+    steps_lost: int
+    """Steps done and then thrown away, because an attempt resumed before them."""
+    samples_missing: int
+    """Planned samples that were not trained."""
+    samples_duplicated: int
+    """Samples that were trained more often than planned."""
+    mlflow_run_id: str | None
+    state: str
+    reason: str | None
+
+
+def summarize(
+    events: Iterable[Event],
+    *,
+    state: str,
+    reason: str | None = None,
+    samples_missing: int = 0,
+    samples_duplicated: int = 0,
+    mlflow_run_id: str | None = None,
+) -> Summary:
+    """The summary of a journal; what the journal cannot know is passed in."""
+    history = replay(events)
+    losses = list(history.metric("loss").values())
+    evaluations = list(history.evaluation("eval_loss").values())
+    causes = [attempt.get("cause") for attempt in history.attempts]
+    return Summary(
+        steps=max(history.steps, default=0),
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        eval_loss=evaluations[-1] if evaluations else None,
+        samples=_total(history, "samples"),
+        tokens=_total(history, "tokens"),
+        samples_per_s=_median(history, "samples_per_s"),
+        tokens_per_s=_median(history, "tokens_per_s"),
+        fill_ratio=_fill_ratio(history),
+        world_sizes=_world_sizes(history),
+        restarts=causes.count("failure"),
+        resizes=causes.count("resize"),
+        steps_lost=history.steps_lost,
+        samples_missing=samples_missing,
+        samples_duplicated=samples_duplicated,
+        mlflow_run_id=mlflow_run_id,
+        state=state,
+        reason=reason,
+    )
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write `summary` as JSON; figures that are not finite become null."""
+    figures = {name: _finite(value) for name, value in asdict(summary).items()}
+    write_atomically(path, json.dumps(figures, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _total(history: History, name: str) -> int:
+    return sum(int(event.get(name, 0)) for event in history.steps.values())
+
+
+def _median(history: History, name: str) -> float | None:
+    values = history.metric(name).values()
+    return median(values) if values else None
+
+
+def _fill_ratio(history: History) -> float | None:
+    capacity = _total(history, "capacity")
+    return _total(history, "tokens") / capacity if capacity else None
+
+
+def _world_sizes(history: History) -> tuple[int, ...]:
+    sizes = [int(attempt["world_size"]) for attempt in history.attempts]
+    return tuple(size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,241 @@
+"""The only module that knows DeepSpeed's insides: importing it, and where ZeRO keeps its state.
+
+Pinned to DeepSpeed 0.19.8; `tests/unit/training/test_deepspeed_adapter.py` fails clearly where
+another version moved something.
+"""
+
+import math
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pliant.checkpoints.fragments import Fragment, FragmentSource, Kind
+
+MOMENTS: tuple[Kind, Kind] = ("exp_avg", "exp_avg_sq")
+
+
+def import_deepspeed(device: str) -> ModuleType:
+    """DeepSpeed, told which accelerator to use.
+
+    Its autotuner imports MLflow wherever it is installed, which costs each worker a second and
+    100 MB; and on the CPU its first process group compiles a shared-memory operator, which takes
+    more than a minute. Neither is needed.
+    """
+    os.environ["DS_ACCELERATOR"] = device
+    absent: Any = None  # an import of it fails, as it would where MLflow is not installed
+    hidden = "mlflow" not in sys.modules
+    if hidden:
+        sys.modules["mlflow"] = absent
+    try:
+        import deepspeed
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
+    if device == "cpu":
+        import deepspeed.ops
+
+        deepspeed.ops.__dict__["__compatible_ops__"] = {}
+    return deepspeed
+
+
+def fragment_source(engine: Any) -> FragmentSource:
+    """Where this engine's master weights and moments lie."""
+    stage = engine.zero_optimization_stage()
+    if stage == 3:
+        return _Stage3(engine)
+    return _Partitioned(engine) if stage in (1, 2) else _Replicated(engine)
+
+
+def parameter_groups(engine: Any) -> list[dict[str, Any]]:
+    """The optimizer's groups; their settings may be changed."""
+    return _inner_optimizer(engine).param_groups
+
+
+def optimizer_steps(engine: Any) -> int:
+    """Steps that the optimizer has applied; its bias correction follows from them."""
+    states = _inner_optimizer(engine).state.values()
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def set_optimizer_steps(engine: Any, steps: int) -> None:
+    for state in _inner_optimizer(engine).state.values():
+        state["step"] = torch.tensor(float(steps))
+
+
+def loss_scale(engine: Any) -> float | None:
+    """Of fp16 training, as it stands; None in other precisions."""
+    scaler = _loss_scaler(engine)
+    return None if scaler is None else float(scaler.cur_scale)
+
+
+def set_loss_scale(engine: Any, scale: float | None) -> None:
+    scaler = _loss_scaler(engine)
+    if scaler is not None and scale is not None:
+        scaler.cur_scale = scale
+
+
+def whole_parameters(engine: Any) -> list[tuple[str, torch.Tensor]]:
+    """Trained parameters that every rank must hold with equal values."""
+    return [
+        (name, parameter.data)
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad and _is_whole(parameter)
+    ]
+
+
+def _is_whole(parameter: Any) -> bool:
+    return not hasattr(parameter, "ds_numel") or parameter.numel() == parameter.ds_numel
+
+
+class _Replicated:
+    """Stage 0: every rank holds everything; the saving is shared out."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def fragments(self) -> list[Fragment]:
+        optimizer = _inner_optimizer(self._engine)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        fragments = []
+        for index, (name, parameter, master) in enumerate(self._masters()):
+            state = _adam_state(optimizer, master)
+            for kind, tensor in _kinds(master, state):
+                is_owner = index % world_size == rank
+                flat = tensor.data.view(-1)
+                fragments.append(Fragment(kind, name, 0, parameter.numel(), flat, is_owner))
+        return fragments
+
+    def refresh(self) -> None:
+        for _, parameter, master in self._masters():
+            if parameter is not master:
+                parameter.data.copy_(master.data)
+
+    def _masters(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        """(name, parameter, its fp32 master); one and the same in fp32."""
+        named = _trained(self._engine)
+        optimizer = self._engine.optimizer
+        if not hasattr(optimizer, "fp32_groups"):
+            return [(name, parameter, parameter) for name, parameter in named]
+        names = {id(parameter): name for name, parameter in named}
+        return [
+            (names[id(parameter)], parameter, master)
+            for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+            for parameter, master in zip(low, high, strict=True)
+        ]
+
+
+class _Partitioned:
+    """Stages 1 and 2: each rank owns a run of the flattened groups."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def fragments(self) -> list[Fragment]:
+        optimizer = self._engine.optimizer
+        fragments = []
+        for name, parameter in _trained(self._engine):
+            mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is None:
+                continue  # another rank owns all of it
+            start = mapping.lp_fragment_address.start
+            place = mapping.hp_fragment_address
+            master = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+            for kind, tensor in _kinds(master, _adam_state(optimizer.optimizer, master)):
+                part = tensor.data.narrow(0, place.start, place.numel)
+                fragments.append(Fragment(kind, name, start, parameter.numel(), part))
+        return fragments
+
+    def refresh(self) -> None:
+        from deepspeed.runtime.utils import all_gather_dp_groups
+
+        optimizer = self._engine.optimizer
+        parts = optimizer.parallel_partitioned_bit16_groups
+        masters = optimizer.single_partition_of_fp32_groups
+        for group, (part, master) in enumerate(zip(parts, masters, strict=True)):
+            rank = dist.get_rank(optimizer.real_dp_process_group[group])
+            part[rank].data.copy_(master.data)
+        all_gather_dp_groups(
+            groups_flat=optimizer.bit16_groups_flat,
+            partitioned_param_groups=parts,
+            dp_process_group=optimizer.real_dp_process_group,
+            start_alignment_factor=optimizer.nccl_start_alignment_factor,
+            allgather_bucket_size=optimizer.allgather_bucket_size,
+        )
+
+
+class _Stage3:
+    """Stage 3: each rank owns an equal run of every parameter, the last one padded."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def fragments(self) -> list[Fragment]:
+        optimizer = self._engine.optimizer
+        rank = dist.get_rank(optimizer.dp_process_group)
+        fragments = []
+        for name, parameter in _trained(self._engine):
+            group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            master = optimizer.fp32_partitioned_groups_flat[group]
+            numel = parameter.ds_numel  # type: ignore[attr-defined]
+            start = min(rank * length, numel)
+            length = min(length, numel - start)
+            for kind, tensor in _kinds(master, _adam_state(optimizer.optimizer, master)):
+                part = tensor.data.narrow(0, offset, length)
+                fragments.append(Fragment(kind, name, start, numel, part))
+        return fragments
+
+    def refresh(self) -> None:
+        optimizer = self._engine.optimizer
+        for index, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+            flat = optimizer.fp16_partitioned_groups_flat[index]
+            flat.data.copy_(master.data)
+            parameters = optimizer.fp16_partitioned_groups[index]
+            for parameter, view in zip(
+                parameters, optimizer.unflatten(flat, parameters), strict=True
+            ):
+                parameter.data = view
+        if optimizer.persistent_parameters:
+            first = optimizer.persistent_parameters[0]
+            first.partition(optimizer.persistent_parameters)
+            first.all_gather(optimizer.persistent_parameters)
+
+
+def _inner_optimizer(engine: Any) -> Any:
+    """The torch optimizer inside whatever DeepSpeed wrapped around it."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def _loss_scaler(engine: Any) -> Any:
+    """What holds `cur_scale`: a scaler of its own at stages 1 to 3, the optimizer at stage 0."""
+    if not engine.fp16_enabled():
+        return None
+    return getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+
+
+def _trained(engine: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(n, p) for n, p in engine.module.named_parameters() if p.requires_grad]
+
+
+def _kinds(master: torch.Tensor, state: dict[str, Any]) -> list[tuple[Kind, torch.Tensor]]:
+    return [("fp32", master), *((kind, state[kind]) for kind in MOMENTS)]
+
+
+def _adam_state(optimizer: Any, master: torch.Tensor) -> dict[str, Any]:
+    """AdamW makes its state at the first step; a fresh one is made here, so that it can be
+    loaded."""
+    state = optimizer.state[master]
+    if "exp_avg" not in state:
+        state["step"] = torch.tensor(0.0)
+        for kind in MOMENTS:
+            state[kind] = torch.zeros_like(master.data)
+    return state
+
+
+def grad_norm(engine: Any) -> float:
+    """Of the last step's gradient before clipping; NaN where DeepSpeed did not compute it."""
+    norm = engine.get_global_grad_norm()
+    return math.nan if norm is None else float(norm)

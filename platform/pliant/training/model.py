@@ -1,0 +1,203 @@
+"""Builds the model that a spec names, and makes sure that it keeps packed samples apart."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pliant.accel import attention
+from pliant.accel.attention import PACKED
+from pliant.batch import PackedMetadata
+from pliant.errors import ModelError
+from pliant.spec import JobSpec
+from pliant.spec.dotted import load_dotted
+from pliant.spec.model import LoraSpec, ModelSpec
+
+
+class ModelFactory(Protocol):
+    """Your own model: named by `model.factory`, called on every rank with the same seed set.
+
+    The module is called as `model(input_ids=, position_ids=, packed=, use_cache=False)` and returns
+    logits [B, T, vocab], or an object that has them as `.logits`. `packed` holds the segments of
+    each row; tokens of one segment must not depend on those of another, which is checked.
+    """
+
+    def __call__(self, spec: ModelSpec, vocab_size: int) -> torch.nn.Module: ...
+
+
+def build_model(spec: JobSpec, vocab_size: int) -> torch.nn.Module:
+    """The module in fp32 on the CPU; weights that start random follow from `training.seed`.
+
+    Raises `ModelError` where the model cannot be built or lets packed samples see each other.
+    """
+    torch.manual_seed(spec.training.seed)
+    model = _build(spec.model, vocab_size)
+    if spec.training.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if spec.model.lora is not None:
+            model.enable_input_require_grads()  # type: ignore[operator]
+    if spec.model.lora is not None:
+        model = _with_adapters(model, spec.model.lora, spec.training.seed)
+    check_segments_apart(model, vocab_size)
+    return model
+
+
+def forward(
+    model: Any, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, packed: PackedMetadata
+) -> torch.Tensor:
+    """Logits [B, T, vocab]."""
+    output = model(input_ids=tokens_BT, position_ids=positions_BT, packed=packed, use_cache=False)
+    return output if isinstance(output, torch.Tensor) else output.logits
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Trainable ones; tied weights count once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def count_beforehand(spec: JobSpec, vocab_size: int) -> int:
+    """Trainable parameters, counted without their memory. Raises `ModelError`."""
+    with attention.registered(), torch.device("meta"):
+        if spec.model.path is not None:
+            model = _skeleton(Path(spec.model.path))
+        else:
+            model = _build(spec.model, vocab_size)
+        if spec.model.lora is not None:
+            model = _with_adapters(model, spec.model.lora, spec.training.seed)
+    return count_parameters(model)
+
+
+@torch.no_grad()
+def check_segments_apart(model: torch.nn.Module, vocab_size: int) -> None:
+    """Runs two samples packed and one by one; the logits must agree.
+
+    It is the one check that no architecture can slip past: state that leaks over a boundary changes
+    the second sample's logits.
+    """
+    first, second = 7, 9
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, vocab_size, (1, first + second), generator=generator)
+    was_training = model.training
+    model.eval()
+    together = _logits(model, tokens, (first, second))
+    alone = [
+        _logits(model, part, (part.shape[1],))
+        for part in torch.split(tokens, [first, second], dim=1)
+    ]
+    model.train(was_training)
+    difference = (together - torch.cat(alone, dim=1)).abs().max().item()
+    scale = max(together.abs().max().item(), 1e-3)
+    if not difference <= 1e-3 * scale:
+        raise ModelError(
+            f"{type(model).__name__} mixes samples that are packed into one row: logits differ by "
+            f"{difference:.2g} from the same samples one by one. Use an architecture whose layers "
+            "keep segments apart.",
+            difference=difference,
+        )
+
+
+def _logits(
+    model: torch.nn.Module, tokens_BT: torch.Tensor, lengths: tuple[int, ...]
+) -> torch.Tensor:
+    packed = PackedMetadata(segments=(lengths,))
+    return forward(model, tokens_BT, packed.positions_BT(), packed)
+
+
+def _build(spec: ModelSpec, vocab_size: int) -> torch.nn.Module:
+    if spec.factory is not None:
+        model = load_dotted(spec.factory, "model.factory")(spec, vocab_size)
+        if not isinstance(model, torch.nn.Module):
+            raise ModelError(
+                f"model.factory {spec.factory} returned {type(model).__name__}, and a "
+                "torch.nn.Module is needed."
+            )
+        return model
+    if spec.config is not None:
+        return _from_config(spec.config)
+    assert spec.path is not None
+    return _from_path(Path(spec.path), vocab_size)
+
+
+def _from_config(fields: dict[str, Any]) -> torch.nn.Module:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # Building a model writes into its config, so that it gets one of its own.
+    fields = copy.deepcopy(fields)
+    model_type = fields.pop("model_type")
+    try:
+        config = AutoConfig.for_model(model_type, **fields, use_cache=False)
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=PACKED, dtype=torch.float32
+        )
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ModelError(
+            f"model.config does not describe a causal language model: {error}"
+        ) from None
+
+
+def _skeleton(path: Path) -> torch.nn.Module:
+    """The architecture at `path`, without its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _loading(path) as place:
+        config = AutoConfig.from_pretrained(**place, local_files_only=True)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _from_path(path: Path, vocab_size: int) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with _loading(path) as place:
+        model = AutoModelForCausalLM.from_pretrained(
+            **place, attn_implementation=PACKED, dtype=torch.float32, local_files_only=True
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < vocab_size:
+        raise ModelError(
+            f"The tokenizer has {vocab_size} tokens, but the model at {path} has embeddings for "
+            f"{rows}. Use the tokenizer that belongs to the model.",
+            path=str(path),
+        )
+    model.config.use_cache = False
+    return model
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[dict[str, Any]]:
+    """How transformers names what lies at `path`; its errors become `ModelError`s."""
+    if not path.exists():
+        raise ModelError(
+            f"model.path is {path}, and nothing is there. Name a Hugging Face directory or a .gguf "
+            "file.",
+            path=str(path),
+        )
+    is_gguf = path.suffix == ".gguf"
+    folder = path.parent if is_gguf else path
+    try:
+        yield {
+            "pretrained_model_name_or_path": folder,
+            "gguf_file": path.name if is_gguf else None,
+        }
+    except (ValueError, OSError, KeyError) as error:
+        raise ModelError(f"{path} cannot be loaded as a causal language model: {error}") from None
+
+
+def _with_adapters(model: Any, spec: LoraSpec, seed: int) -> torch.nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed + 1)
+    config = LoraConfig(
+        r=spec.r,
+        lora_alpha=spec.alpha,
+        lora_dropout=spec.dropout,
+        target_modules=spec.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ModelError(f"model.lora does not fit this model: {error}") from None
