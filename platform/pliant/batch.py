@@ -32,12 +32,6 @@ class PackedMetadata:
         """All segment lengths of the rows laid end to end."""
         return [length for row in self.segments for length in row]
 
-    @cached_property
-    def segment_ids_BT(self) -> torch.Tensor:
-        """int32 [B, T]: the number of the segment within its row."""
-        rows = [np.repeat(np.arange(len(row), dtype=np.int32), row) for row in self.segments]
-        return torch.from_numpy(np.stack(rows))
-
     def positions_BT(self) -> torch.Tensor:
         """int64 [B, T]: the position of each token within its segment."""
         rows = [np.concatenate([np.arange(length) for length in row]) for row in self.segments]

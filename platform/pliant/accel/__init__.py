@@ -1,1 +1,1 @@
-"""What makes a training step fast and keeps packed samples apart. Needs torch and transformers only."""
+"""What makes a step fast and keeps packed samples apart. Needs torch and transformers only."""

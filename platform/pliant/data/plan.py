@@ -93,7 +93,7 @@ class EpochPlan:
         self._group_order: tuple[int, NDArray[np.int64]] | None = None
         self._planned: OrderedDict[int, Packing] = OrderedDict()
         self._first_pack: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._carried: list[NDArray[np.int64]] = []
+        self._carried: list[NDArray[Any]] = []
 
     @property
     def num_windows(self) -> int:
