@@ -59,6 +59,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the logs of Ray too.")] = False,
 ) -> None:
     """Train a model, or go on training one. A job started again under its name continues."""
+    quiet_ray()
     from pliant.cli.display import TerminalDisplay, console_for, print_summary
     from pliant.cluster.session import ray_session
     from pliant.training.launch import run_job
@@ -227,6 +228,12 @@ def runs_directory(given: str | None) -> Path:
     if given is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         given = str(Path.home() / "pliant-runs")
     return Path(given or "runs").expanduser().absolute()
+
+
+def quiet_ray() -> None:
+    """Ray prints a paragraph of advice when a worker dies; pliant says it in a line. Ray reads the
+    variable when it is imported."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
 
 
 def logical_cpus(spec: JobSpec) -> int:

@@ -46,6 +46,8 @@ class Packing:
 
 def best_fit_decreasing(lengths: NDArray[np.int32], capacity: int) -> Packing:
     """Packs all `lengths` [n], each in 1..capacity."""
+    # The compiled code does not check its indices: another length would write beyond its arrays.
+    assert not len(lengths) or (lengths.min() > 0 and lengths.max() <= capacity)
     bins, order, num_bins = _place(lengths, capacity)
     counts = np.bincount(bins, minlength=num_bins)
     starts = np.zeros(num_bins + 1, dtype=np.int64)

@@ -12,8 +12,8 @@ The number of workers appears nowhere in this module.
 
 import hashlib
 import json
-import os
 import shutil
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -132,8 +132,11 @@ class EpochPlan:
         ]
 
     def save_index(self, path: Path) -> None:
-        """Writes the index beside `path` and moves it there whole; another writer may be first."""
-        scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        """Writes the index beside `path` and moves it there whole; another writer may be first.
+
+        Writers on several machines may share a process id, and so may one that died before.
+        """
+        scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
         scratch.mkdir(parents=True)
         for name, array in zip(_INDEX_FILES, [self._first_pack, *self._carried], strict=True):
             np.save(scratch / f"{name}.npy", array)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Auto = Literal["auto"]
 
@@ -16,7 +16,12 @@ class Section(BaseModel):
 
 
 def _number(value: object) -> object:
-    """`"8"` and `8`, `"1e-4"` and `1e-4` mean the same number (YAML 1.1 reads 1e-4 as a string)."""
+    """`"8"` and `8`, `"1e-4"` and `1e-4` mean the same number (YAML 1.1 reads 1e-4 as a string).
+
+    YAML also reads `on` and `yes` as true, which is not the number 1.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"is {str(value).lower()}, and a number is needed. Write one")
     if not isinstance(value, str):
         return value
     text = value.strip().replace("_", "")
@@ -35,5 +40,7 @@ def _whole(value: object) -> object:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
-Float = Annotated[float, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+One = Annotated[Literal[1], BeforeValidator(_whole)]
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
 IntOrAuto = Annotated[int | Auto, BeforeValidator(_whole)]

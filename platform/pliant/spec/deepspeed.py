@@ -4,14 +4,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pliant.spec.base import Auto, Int, IntOrAuto, Section
+from pliant.spec.base import Auto, Int, IntOrAuto, Section, ZeroStage
 
 
 class DeepSpeedSpec(Section):
     """ZeRO stage, buckets and overlap. "auto" is decided from the model's size before DeepSpeed
     sees it."""
 
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    zero_stage: ZeroStage = 1
     """0 replicates, 1 partitions optimizer state, 2 also gradients, 3 also parameters."""
     reduce_bucket_size: IntOrAuto = "auto"
     """Elements per reduction of gradients."""

@@ -33,5 +33,14 @@ class JobSpec(Section):
     @classmethod
     def _as_text(cls, value: object) -> object:
         if isinstance(value, dict):
-            return {key: str(item) for key, item in value.items()}
+            return {key: _text(item) for key, item in value.items()}
         return value
+
+
+def _text(value: object) -> object:
+    """A plain value as a user would write it in a shell; nothing else can be a variable."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, (dict, list)) else str(value)

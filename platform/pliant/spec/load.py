@@ -4,7 +4,8 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -33,8 +34,7 @@ def load_spec(
         tree = merge(tree, read_yaml(Path(overlay)))
     for variable, text in sorted(environ.items()):
         if variable.startswith(ENV_PREFIX):
-            keys = variable.removeprefix(ENV_PREFIX).lower().split("__")
-            tree = merge(tree, _nest(keys, _parse(text, variable)))
+            tree = merge(tree, _read_variable(variable, text))
     for setting in settings:
         tree = merge(tree, _read_setting(setting))
     return build_spec(tree, origin=str(path))
@@ -45,13 +45,13 @@ def build_spec(tree: Tree, origin: str) -> JobSpec:
     try:
         return JobSpec.model_validate(tree)
     except ValidationError as error:
-        faults = [_sentence(fault) for fault in error.errors()]
+        faults = _sentences(error.errors())
         raise SpecError(f"{origin}: " + "\n".join(faults), faults=faults) from None
 
 
 def read_yaml(path: Path) -> Tree:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise SpecError(f"There is no file {path}. Name an existing job spec.", path=path) from None
     except IsADirectoryError:
@@ -63,9 +63,29 @@ def read_yaml(path: Path) -> Tree:
         place = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise SpecError(f"{path}{place}: {problem}. A job spec is YAML.", path=path) from None
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}.", path=path) from None
+    except ValueError as error:  # a date or number that is none: YAML reads 2024-13-45 as a date
+        raise SpecError(f"{path}: {error}. Quote what is meant as text.", path=path) from None
     if not isinstance(tree, dict):
         raise SpecError(f"{path} holds no mapping. A job spec starts with `name:`.", path=path)
     return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def merge(base: Tree, over: Tree) -> Tree:
@@ -78,19 +98,32 @@ def merge(base: Tree, over: Tree) -> Tree:
     return merged
 
 
+def _read_variable(variable: str, text: str) -> Tree:
+    section, *names = variable.removeprefix(ENV_PREFIX).split("__")
+    if section.lower() == "env" and names:  # a variable itself, which tells capitals apart
+        keys = ["env", "__".join(names)]
+    else:
+        keys = [section.lower(), *map(str.lower, names)]
+    return _nest(keys, _value(keys, text, variable))
+
+
 def _read_setting(setting: str) -> Tree:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip():
         raise SpecError(
             f"--set {setting!r} is not KEY=VALUE. Write, for example, training.lr=1e-4."
         )
-    return _nest(key.strip().split("."), _parse(text, f"--set {key}"))
+    keys = key.strip().split(".")
+    return _nest(keys, _value(keys, text, f"--set {key}"))
 
 
-def _parse(text: str, origin: str) -> Any:
+def _value(keys: list[str], text: str, origin: str) -> Any:
+    """YAML, but for a variable of `env`, which is text: 03 and 12:30 are to stay what they are."""
+    if keys[0] == "env" and len(keys) > 1:
+        return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise SpecError(f"{origin}: {text!r} is not a YAML value. Quote it.") from None
 
 
@@ -100,28 +133,58 @@ def _nest(keys: list[str], value: Any) -> Tree:
     return value
 
 
-def _sentence(fault: Any) -> str:
-    path = [part for part in fault["loc"] if isinstance(part, (str, int))]
-    key = ".".join(str(part) for part in path)
+def _sentences(faults: Iterable[Any]) -> list[str]:
+    """One for each key; where a key has alternatives, pydantic reports a fault for each of them."""
+    found: dict[str, str] = {}
+    for fault in faults:
+        path = _without_alternative(fault["loc"])
+        key = ".".join(map(str, path))
+        if key not in found:
+            found[key] = _sentence(fault, key, path)
+        else:
+            found[key] += f" Or: {_message(fault)}."
+    return list(found.values())
+
+
+def _without_alternative(loc: tuple[str | int, ...]) -> list[str | int]:
+    """A location without the part that names the tried alternative, such as `list[str]`."""
+    section: type[BaseModel] | None = JobSpec
+    for depth, part in enumerate(loc):
+        field = section.model_fields.get(str(part)) if section else None
+        if field is not None:
+            section = _section_of(field.annotation)
+            alternatives = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+            is_union = get_origin(field.annotation) in (Union, UnionType)
+            if section is None and is_union and len(alternatives) > 1:
+                return [*loc[: depth + 1], *loc[depth + 2 :]]
+    return list(loc)
+
+
+def _sentence(fault: Any, key: str, path: list[str | int]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{key} is not a key of a job spec.{_did_you_mean(path)}"
     if fault["type"] == "missing":
         return f"{key} is missing."
-    message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "value_error":
-        return f"{key or 'the spec'} {message}."
-    return f"{key} is {fault['input']!r}. {message}."
+        return f"{key or 'the spec'} {_message(fault)}."
+    return f"{key} is {fault['input']!r}. {_message(fault)}."
+
+
+def _message(fault: Any) -> str:
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _did_you_mean(path: list[str | int]) -> str:
+    """A slip of the pen, else the same name in another section, else whatever is similar here."""
     known = sorted(_fields_at(path[:-1]))
     name = str(path[-1])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f" Did you mean {'.'.join([*map(str, path[:-1]), close[0]])}?"
+    here = ".".join(map(str, path[:-1]))
+    similar = [f"{here}.{key}".lstrip(".") for key in difflib.get_close_matches(name, known, n=1)]
+    slip = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     elsewhere = [dotted for dotted in all_keys() if dotted.split(".")[-1] == name]
-    if elsewhere:
-        return f" Did you mean {elsewhere[0]}?"
+    meant = similar if slip else elsewhere + similar
+    if meant:
+        return f" Did you mean {meant[0]}?"
     return f" Known here: {', '.join(known)}."
 
 

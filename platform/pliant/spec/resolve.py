@@ -102,8 +102,14 @@ def _off(spec: JobSpec) -> dict[str, bool]:
 
 def _vocab_size(spec: JobSpec, tokenizer_size: int) -> int:
     asked = (spec.model.config or {}).get("vocab_size", "auto")
-    if asked == "auto":
+    if asked in ("auto", None):
         return tokenizer_size
+    if not str(asked).isdecimal():
+        raise SpecError(
+            f"model.config.vocab_size is {asked!r}, which is no number of tokens. Use "
+            f"{tokenizer_size} or more, or auto.",
+            vocab_size=asked,
+        )
     if int(asked) < tokenizer_size:
         raise SpecError(
             f"model.config.vocab_size is {asked}, but the tokenizer has {tokenizer_size} tokens. "

@@ -50,7 +50,7 @@ class TrainingSpec(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    seed: Int = Field(0, ge=0)
+    seed: Int = Field(0, ge=0, lt=2**63)
     """Of the initial weights, the order of the data and dropout."""
     eval_every: Int | None = Field(None, gt=0)
     """Steps between evaluations; one at the end is made whenever there is a validation set."""

@@ -5,7 +5,7 @@ from pliant.tracking.mlflow_tracker import MlflowTracker, sync
 from pliant.tracking.parameters import flatten_params
 from pliant.tracking.plots import loss_plot
 from pliant.tracking.run_manifest import environment_manifest
-from pliant.tracking.summary import Summary, summarize, write_summary
+from pliant.tracking.summary import Summary, read_summary, summarize, write_summary
 
 __all__ = [
     "Journal",
@@ -14,6 +14,7 @@ __all__ = [
     "environment_manifest",
     "flatten_params",
     "loss_plot",
+    "read_summary",
     "summarize",
     "sync",
     "write_summary",

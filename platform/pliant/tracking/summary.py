@@ -83,6 +83,12 @@ def summarize(
     )
 
 
+def read_summary(path: Path) -> Summary:
+    """What `write_summary` wrote; figures that were not finite are None."""
+    figures = json.loads(path.read_bytes())
+    return Summary(**{**figures, "world_sizes": tuple(figures["world_sizes"])})
+
+
 def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary` as JSON; figures that are not finite become null."""
     figures = {name: _finite(value) for name, value in asdict(summary).items()}

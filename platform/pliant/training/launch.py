@@ -8,7 +8,7 @@ import fcntl
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -44,11 +44,13 @@ from pliant.tracking import (
     Summary,
     environment_manifest,
     loss_plot,
+    read_summary,
     summarize,
     write_summary,
 )
 from pliant.tracking.files import write_atomically
 from pliant.tracking.mlflow_tracker import JOURNAL_FILE
+from pliant.tracking.redaction import recordable
 from pliant.training.deepspeed_config import deepspeed_config
 from pliant.training.model import count_beforehand
 from pliant.training.recorder import Status, start_recorder
@@ -57,6 +59,7 @@ from pliant.training.worker import WorkerTask, run_worker
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: an fp32 master and two moments."""
 TRACKING_DEADLINE_S = 30.0
+RUN_ID_DEADLINE_S = 5.0
 POLL_S = 0.25
 
 
@@ -100,8 +103,15 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
     tune_environment(spec.elastic.start_timeout_s)
     run_dir = runs_dir / spec.name
     with _sole_driver(run_dir):
-        task, manifest = _plan_job(spec, runs_dir, run_dir, display)
+        task, manifest = plan_job(spec, runs_dir, run_dir, display)
         uri = spec.tracking.mlflow_uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
+        earlier = _finished_before(task, uri)
+        if earlier is not None:
+            display.say(
+                f"{spec.name} is finished: {earlier.summary.steps} steps. Raise training.steps to "
+                "go on, or choose another name."
+            )
+            return earlier
         write_atomically(run_dir / "manifest.json", _json(manifest))
         write_atomically(run_dir / "spec.yaml", _yaml(spec))
         write_atomically(run_dir / "resolved.yaml", _yaml(task.spec))
@@ -113,6 +123,16 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
         finally:
             stop_feeder(spec.name)
         return _conclude(task, recorder, uri, error, stop)
+
+
+def _finished_before(task: WorkerTask, uri: str) -> Outcome | None:
+    """How the job ended, where it was started again though there is nothing left to do."""
+    path = task.run_dir / "summary.json"
+    if not path.is_file():
+        return None
+    summary = read_summary(path)
+    is_done = summary.state == "FINISHED" and summary.steps == task.spec.training.steps
+    return Outcome(summary, task.run_dir, uri, None, 0) if is_done else None
 
 
 def check_plugins(spec: JobSpec) -> None:
@@ -146,12 +166,13 @@ def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
     return resolved
 
 
-def _plan_job(
+def plan_job(
     spec: JobSpec, runs_dir: Path, run_dir: Path, display: Display
 ) -> tuple[WorkerTask, dict[str, Any]]:
     """Everything that is decided before a worker starts."""
     store_root = Path(spec.data.store) if spec.data.store else runs_dir / "stores"
     prepared = prepare(spec, store_root, display.prepared)
+    display.say(_data_line(prepared))
     vocab_size = prepared.manifest["vocab_size"]
     resolved = resolve(spec, Facts(vocab_size=vocab_size))
     num_parameters = count_beforehand(resolved, vocab_size)
@@ -213,7 +234,7 @@ def _run_workers(
     task: WorkerTask, recorder: Any, display: Display, stop: StopSignal
 ) -> PliantError | None:
     """Lets Ray Train run the job in a thread, while this one watches over it."""
-    trainer = _trainer(task, recorder)
+    trainer = trainer_for(task, recorder)
     outcome: list[PliantError | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True)
     thread.start()
@@ -239,7 +260,10 @@ def _fit(trainer: ElasticTrainer) -> PliantError | None:
     return None
 
 
-def _trainer(task: WorkerTask, recorder: Any) -> ElasticTrainer:
+def trainer_for(
+    task: WorkerTask, recorder: Any, train_function: Callable[..., None] = run_worker
+) -> ElasticTrainer:
+    """A worker group as the task's spec wants it, that runs `train_function`."""
     spec = task.spec
     elastic = spec.elastic
     on_gpu = spec.resources.device == "cuda"
@@ -259,7 +283,7 @@ def _trainer(task: WorkerTask, recorder: Any) -> ElasticTrainer:
         worker_runtime_env={"env_vars": worker_environment(spec)},
     )
     return ElasticTrainer(
-        run_worker,
+        train_function,
         train_loop_config={"task": task},
         torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
         scaling_config=scaling,
@@ -289,7 +313,7 @@ def _conclude(
     checked = check_ledger(run_dir, task.grid, checkpoint)
     state, reason = _verdict(task, checkpoint, error, checked, stop)
     ray.get(recorder.append.remote({"kind": "end", "state": state, "reason": reason}))
-    run_id = ray.get(recorder.run_id.remote(TRACKING_DEADLINE_S))
+    run_id = ray.get(recorder.run_id.remote(RUN_ID_DEADLINE_S))
     summary = summarize(
         Journal(run_dir / JOURNAL_FILE).events(),
         state=state,
@@ -379,7 +403,18 @@ def _start_line(spec: JobSpec) -> str:
         f"{spec.name}: {spec.training.steps} steps, {bounds} workers on {spec.resources.device}, "
         f"ZeRO stage {spec.deepspeed.zero_stage}, {spec.training.precision}"
     )
-    return line + (f", environment {' '.join(sorted(spec.env))}" if spec.env else "")
+    if not spec.env:
+        return line
+    shown = [f"{name}={recordable(name, value)}" for name, value in sorted(spec.env.items())]
+    return f"{line}; every worker gets {' '.join(shown)}"
+
+
+def _data_line(prepared: Prepared) -> str:
+    parts = [
+        f"{split['pieces']:,} samples, {split['tokens']:,} tokens for {name}"
+        for name, split in prepared.manifest["splits"].items()
+    ]
+    return f"data {prepared.key[:8]}: {'; '.join(parts)}"
 
 
 def _tags(manifest: dict[str, Any]) -> dict[str, str]:

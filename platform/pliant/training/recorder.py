@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Recorder:
         self._metrics: dict[str, float] = {}
         self._news: list[str] = []
         self._closed = threading.Event()
+        tell_warnings(self._news.append)
         self._tracker.journal.append({"kind": "job", "pid": os.getpid()})
         self._tracker.start()
         every_s = spec.tracking.system_metrics_every_s
@@ -123,7 +125,8 @@ class Recorder:
         self._stop = reason
 
     def status(self) -> Status:
-        news, self._news = tuple(self._news), []
+        news = tuple(self._news)
+        del self._news[: len(news)]
         return Status(self._state, self._step, self._world_size, dict(self._metrics), news)
 
     def artifact(self, path: Path) -> None:
@@ -176,6 +179,20 @@ def start_recorder(run_dir: Path, spec: JobSpec, uri: str, tags: dict[str, str])
         .options(name=recorder_name(spec.name), namespace=NAMESPACE, scheduling_strategy=here)
         .remote(run_dir, spec, uri, tags)
     )
+
+
+def tell_warnings(tell: Callable[[str], object]) -> None:
+    """Passes on what pliant warns of in this process, where nobody reads the log."""
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(record.getMessage())
+
+    logger = logging.getLogger("pliant")
+    for handler in logger.handlers[:]:
+        if type(handler).__name__ == Telling.__name__:
+            logger.removeHandler(handler)
+    logger.addHandler(Telling(level=logging.WARNING))
 
 
 def recorder_name(job: str) -> str:

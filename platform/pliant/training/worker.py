@@ -39,7 +39,7 @@ from pliant.training.engine import ZeroEngine, build_engine
 from pliant.training.loop import Callback, train
 from pliant.training.model import build_model
 from pliant.training.progress import Progress
-from pliant.training.recorder import Reporter, recorder_name
+from pliant.training.recorder import Reporter, recorder_name, tell_warnings
 from pliant.training.state import TrainingState, frozen_digest
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,12 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
     context = ray.train.get_context()
     place = Place(context.get_world_rank(), context.get_world_size())
     recorder = ray.get_actor(recorder_name(spec.name), namespace=NAMESPACE)
+    if place.rank == 0:
+        tell_warnings(lambda text: recorder.record.remote([{"kind": "note", "text": text}]))
     with attention.registered():
-        engine, state, ledger = _prepare(task, place)
+        engine, state, ledger = prepare_engine(task, place)
         progress = state.restore()
-        agree("loaded parameters", digest(_whole(engine)))
+        agree("loaded parameters", digest(whole_tensors(engine)))
         stop = threading.Event()
         state.attempt = _begin_attempt(recorder, place, progress, stop)
         reporter = Reporter(recorder, stop)
@@ -79,7 +81,8 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
         engine.deepspeed.destroy()
 
 
-def _prepare(task: WorkerTask, place: Place) -> tuple[ZeroEngine, TrainingState, Ledger]:
+def prepare_engine(task: WorkerTask, place: Place) -> tuple[ZeroEngine, TrainingState, Ledger]:
+    """The engine with fresh weights, checked to be the same on every rank, and its state."""
     spec = task.spec
     model = build_model(spec, task.vocab_size)
     agree("initial weights", digest(model.parameters()))
@@ -134,18 +137,23 @@ def _train(
     if place.rank == 0:
         callbacks.append(ReportSteps(reporter, shape, place))
     callbacks += [
-        CompareRanks(partial(_whole, engine), spec.training.digest_every),
+        CompareRanks(partial(whole_tensors, engine), spec.training.digest_every),
         evaluate,
         save,
         Drills(spec, place, recorder),
         *(load_dotted(path, "training.callbacks")() for path in spec.training.callbacks),
     ]
-    stream = StepStream(task.grid, shape, place, _blocks(spec.name), progress.step)
+    stream = open_stream(task, shape, place, progress.step)
     batches: Iterable[StepBatch] = () if stop.is_set() else stream
     progress = train(engine, batches, callbacks, progress, stop)
     if progress.step == spec.training.steps and task.validation is not None:
         evaluate.evaluate(progress)
     save.save(progress)
+
+
+def open_stream(task: WorkerTask, shape: BatchShape, place: Place, first: int) -> StepStream:
+    """This rank's batches from step `first` on."""
+    return StepStream(task.grid, shape, place, _blocks(task.spec.name), first)
 
 
 def _validation(task: WorkerTask, shape: BatchShape, place: Place) -> Iterable[StepBatch]:
@@ -163,7 +171,8 @@ def _blocks(job: str) -> BlockSource:
         return NoBlocks()
 
 
-def _whole(engine: ZeroEngine) -> list[torch.Tensor]:
+def whole_tensors(engine: ZeroEngine) -> list[torch.Tensor]:
+    """Trained parameters that every rank holds whole."""
     return [tensor for _, tensor in deepspeed_adapter.whole_parameters(engine.deepspeed)]
 
 

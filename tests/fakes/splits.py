@@ -1,0 +1,79 @@
+"""Small splits of prepared data: one that lives in memory, and a real one on disk."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pliant.data.store import (
+    LENGTHS,
+    STORE_VERSION,
+    TARGETS,
+    Split,
+    fingerprint,
+    piece_lengths,
+    piece_targets,
+    write_array,
+    write_manifest,
+    write_shard,
+)
+from pliant.data.tokens import Piece
+
+
+def some_pieces(lengths, seed=0):
+    """A piece of random tokens for each length; its first token is no target, as in real data."""
+    rng = np.random.default_rng(seed)
+    pieces = []
+    for length in lengths:
+        trained = rng.integers(0, 2, length).astype(np.uint8)
+        trained[0] = 0
+        pieces.append(Piece(rng.integers(1, 50_000, length).astype(np.int32), trained))
+    return pieces
+
+
+class InMemorySplit:
+    """All that a plan and an assembler ask of a split; `path` is where a plan keeps its index."""
+
+    def __init__(self, path, pieces, shard_sizes=None):
+        self.path = path
+        self.pieces = pieces
+        self.lengths = piece_lengths(pieces)
+        self.targets = piece_targets(pieces)
+        self.shard_starts = starts_of(shard_sizes or [len(pieces)])
+
+    def gather(self, piece_ids):
+        chosen = [self.pieces[i] for i in piece_ids]
+        none = [np.empty(0, dtype=np.int32)]
+        return (
+            np.concatenate([piece.tokens for piece in chosen] or none),
+            np.concatenate([piece.trained for piece in chosen] or none),
+        )
+
+
+class LengthsOnly:
+    """A split without tokens, for plans of many pieces."""
+
+    def __init__(self, path, lengths, shard_sizes=None):
+        self.path = path
+        self.lengths = np.asarray(lengths, dtype=np.int32)
+        self.targets = self.lengths - 1
+        self.shard_starts = starts_of(shard_sizes or [len(lengths)])
+
+
+def starts_of(shard_sizes):
+    return np.cumsum([0, *shard_sizes], dtype=np.int64)
+
+
+def write_split(path: Path, pieces, shard_pieces=10) -> Split:
+    """The training split of a real store at `path`, in shards of `shard_pieces`."""
+    train = path / "train"
+    train.mkdir(parents=True)
+    shards = [
+        write_shard(train / f"shard-{number:05d}.arrow", pieces[begin : begin + shard_pieces])
+        for number, begin in enumerate(range(0, len(pieces), shard_pieces))
+    ]
+    write_array(train / LENGTHS, piece_lengths(pieces))
+    write_array(train / TARGETS, piece_targets(pieces))
+    index = [{"file": name, **fingerprint(train / name)} for name in (LENGTHS, TARGETS)]
+    splits = {"train": {"pieces": len(pieces), "shards": shards, "index": index}}
+    write_manifest(path, {"version": STORE_VERSION, "key": path.name, "splits": splits})
+    return Split(train)

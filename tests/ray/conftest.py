@@ -1,0 +1,29 @@
+"""One embedded Ray for all tests of a module that ask for it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_AUTO_CONNECT": "0"}
+
+
+@pytest.fixture(scope="module")
+def embedded_ray() -> Iterator[None]:
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    ray.init(
+        address="local",
+        namespace="pliant",
+        num_cpus=4,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+        _temp_dir=folder,
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)

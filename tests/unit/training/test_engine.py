@@ -1,0 +1,140 @@
+"""A step of the engine is a step of plain torch on the unpacked samples, whatever the number of
+ranks, the ZeRO stage and the way in which the batch was cut.
+
+The measuring is done by `fakes.measure`, in one process group for each number of ranks.
+"""
+
+import math
+
+import pytest
+import torch
+from fakes import measure
+from fakes.ranks import run_ranks
+
+from pliant.errors import TrainingDiverged
+from pliant.training.engine import parameter_groups, seed_micro_batch
+
+STAGES = [0, 1, 2, 3]
+WORLDS = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """For each number of ranks, what rank 0 measured; the others must have seen the same."""
+    results = {}
+    for world_size in WORLDS:
+        ranks = run_ranks(measure.engine, world_size)
+        for other in ranks[1:]:
+            assert other["curves"] == ranks[0]["curves"]
+        results[world_size] = ranks[0]
+    return results
+
+
+@pytest.mark.parametrize("variant", list(measure.CURVES))
+def test_losses_do_not_depend_on_the_number_of_ranks(measured, variant):
+    tolerance = 5e-3 if "bf16" in variant else 1e-5
+    curves = [measured[world_size]["curves"][variant] for world_size in WORLDS]
+    assert len(curves[0]) == measure.STEPS
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], rel=tolerance)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_losses_do_not_depend_on_the_stage(measured, world_size):
+    curves = measured[world_size]["curves"]
+    for variant, curve in curves.items():
+        reference = curves["bf16 stage 0" if "bf16" in variant else "stage 0"]
+        assert curve == pytest.approx(reference, rel=5e-3 if "bf16" in variant else 1e-5), variant
+
+
+def test_the_losses_are_of_a_model_that_learns(measured):
+    for curve in measured[1]["curves"].values():
+        assert curve[-1] < curve[0]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_first_step_is_that_of_plain_torch_on_the_unpacked_samples(measured, world_size, stage):
+    expected = measured[1]["plain"]
+    step = measured[world_size]["first_step"][stage]
+    assert step["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    assert expected["grad_norm"] > measure.CLIP, "the gradient must be clipped for this test"
+    assert step["state"].keys() == expected["state"].keys()
+    for key, tensor in expected["state"].items():
+        torch.testing.assert_close(step["state"][key], tensor, rtol=1e-4, atol=1e-7, msg=key)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_evaluation_is_the_loss_over_all_targets_and_trains_nothing(measured, world_size, stage):
+    step = measured[world_size]["first_step"][stage]
+    assert step["evaluation"] == pytest.approx(measured[1]["plain"]["evaluation"], rel=1e-5)
+    assert step["evaluation_again"] == step["evaluation"]
+    assert step["evaluation_of_nothing"] == 0.0
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_batch_without_targets_has_the_loss_0_and_breaks_nothing(measured, world_size, stage):
+    empty = measured[world_size]["first_step"][stage]["empty"]
+    assert empty["loss"] == 0.0
+    assert empty["grad_norm"] == 0.0
+    assert empty["weights_are_finite"]
+    assert math.isfinite(empty["next_loss"])
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_votes_of_the_ranks_are_counted(measured, world_size):
+    assert measured[world_size]["votes"] == [0, 1, world_size]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_learning_rate_reaches_the_optimizer(measured, stage):
+    step = measured[2]["first_step"][stage]
+    assert step["lr"] == pytest.approx(measure.LR / 2), "half way through the warm-up"
+    assert step["group_lrs"] == [step["lr"]] * 2
+    assert step["group_decays"] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("variant", ["loss", "gradient"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_numbers_that_are_not_finite_end_the_training(measured, world_size, variant, stage):
+    error = measured[world_size]["diverged"][variant, stage]
+    assert isinstance(error, TrainingDiverged)
+    assert error.step == 1
+    assert "step 1" in str(error)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_loss_of_the_users_own_is_what_is_trained_and_shown(measured, world_size):
+    own = measured[world_size]["own_loss"]
+    assert own == pytest.approx(2 * measured[1]["curves"]["stage 1"][0], rel=1e-5)
+
+
+def test_only_matrices_decay():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+    model[2].weight.requires_grad = False
+    decaying, others = parameter_groups(model, 0.3)
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert [p is model[0].weight for p in decaying["params"]] == [True]
+    assert {id(p) for p in others["params"]} == {
+        id(p) for p in [model[0].bias, *model[1].parameters(), model[2].bias]
+    }
+
+
+def test_a_model_of_matrices_only_has_one_group():
+    (group,) = parameter_groups(torch.nn.Linear(3, 4, bias=False), 0.3)
+    assert group["weight_decay"] == 0.3
+
+
+def test_dropout_follows_from_seed_step_and_micro_batch():
+    drawn = set()
+    for arguments in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]:
+        seed_micro_batch(*arguments)
+        first = torch.rand(1).item()
+        seed_micro_batch(*arguments)
+        assert torch.rand(1).item() == first
+        drawn.add(first)
+    assert len(drawn) == 6
