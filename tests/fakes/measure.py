@@ -93,9 +93,7 @@ def _first_step_spec(stage: int) -> JobSpec:
     blowing up the rounding of gradients that are nearly zero."""
     config = {**TINY_LLAMA, "attention_dropout": 0.0}
     training = {"lr": LR, "warmup_steps": 2, "clip_norm": CLIP, "eps": 1e-3, "weight_decay": 0.1}
-    return tiny_spec(
-        {"model": {"config": config}, "training": training, "deepspeed": zero(stage)}
-    )
+    return tiny_spec({"model": {"config": config}, "training": training, "deepspeed": zero(stage)})
 
 
 def _first_step(stage: int) -> dict[str, Any]:

@@ -32,8 +32,10 @@ class AverageSoFar(nn.Module):
         use_cache: bool,
     ) -> torch.Tensor:
         embedded_BTC = self.embed(input_ids)
-        rows = packed.segments if self.keeps_segments_apart else [[input_ids.shape[1]]] * len(
-            input_ids
+        rows = (
+            packed.segments
+            if self.keeps_segments_apart
+            else [[input_ids.shape[1]]] * len(input_ids)
         )
         means = [
             torch.cat([_running_mean(part) for part in torch.split(row, list(lengths))])

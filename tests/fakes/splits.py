@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pliant.data.plan import DataPlan
 from pliant.data.store import (
     LENGTHS,
     STORE_VERSION,
@@ -77,3 +78,13 @@ def write_split(path: Path, pieces, shard_pieces=10) -> Split:
     splits = {"train": {"pieces": len(pieces), "shards": shards, "index": index}}
     write_manifest(path, {"version": STORE_VERSION, "key": path.name, "splits": splits})
     return Split(train)
+
+
+def index_epochs(split, settings, epochs, barrier, results):
+    """Opens each epoch at the same moment as the other parties of the barrier do."""
+    plan = DataPlan(split, settings)
+    steps = []
+    for epoch in range(epochs):
+        barrier.wait(timeout=60)
+        steps.append(plan.steps_of(epoch))
+    results.put(steps)

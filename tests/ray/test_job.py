@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fakes.displays import RecordedDisplay
 from fakes.jobs import TINY_LLAMA
-
 from pliant.errors import CheckpointMismatch, ClusterError, DataError, UserError
 from pliant.spec import JobSpec
 from pliant.spec.load import build_spec, merge

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from head import Head, free_ports, running_head
 
+from fakes.head import Head, free_ports, running_head
 from pliant.cluster.submit import (
     Client,
     Submission,

@@ -10,9 +10,7 @@ from pliant import errors
 from pliant.errors import PliantError
 
 KINDS = [
-    kind
-    for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, PliantError)
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PliantError)
 ]
 EXIT_CODES = {
     "PliantError": 3,
@@ -33,7 +31,9 @@ EXIT_CODES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "carry", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_an_error_keeps_its_message_and_facts(kind, carry):
     error = carry(kind("3 of 4 came", found=3, needed=[4], path=None))
     assert type(error) is kind

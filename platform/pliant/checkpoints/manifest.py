@@ -81,6 +81,7 @@ class Manifest:
         body = asdict(self)
         text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
         write_durably(directory / MANIFEST, text.encode())
+        sync_directory(directory.parent)  # where the directory itself is entered
 
     @staticmethod
     def read(directory: Path) -> "Manifest":
@@ -89,7 +90,7 @@ class Manifest:
         try:
             body = json.loads(path.read_bytes())
             stated = body.pop("sha256")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointDamaged(f"{path} cannot be read: {error}", path=str(path)) from None
         if _digest(body) != stated:
             raise CheckpointDamaged(f"{path} was altered since it was written.", path=str(path))

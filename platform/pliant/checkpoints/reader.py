@@ -10,9 +10,12 @@ from safetensors import safe_open
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile, file_digest
+from pliant.checkpoints.writer import age
 from pliant.errors import CheckpointDamaged, CheckpointMismatch
 
 log = logging.getLogger(__name__)
+
+_ADVICE = "Give the job another name, or restore the model."
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,12 @@ class Checkpoint:
 
 
 def committed(root: Path) -> list[Path]:
-    """Directories with a manifest, the newest first."""
+    """Directories of ours with a manifest, the newest first."""
     if not root.is_dir():
         return []
-    found = [path.parent for path in root.glob(f"*/{MANIFEST}")]
-    return sorted(found, key=_age, reverse=True)
+    ages = {path.parent: age(path.parent) for path in root.glob(f"*/{MANIFEST}")}
+    found = [(when, path) for path, when in ages.items() if when is not None]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def newest(root: Path, ledger_root: Path) -> Checkpoint | None:
@@ -63,10 +67,10 @@ def verify(checkpoint: Checkpoint, ledger_root: Path) -> None:
 def load(checkpoint: Checkpoint, fragments: list[Fragment]) -> None:
     """Fills the fragments' tensors, in place.
 
-    Raises `CheckpointMismatch` where the checkpoint holds other tensors than the engine.
+    Raises `CheckpointMismatch` where one of them was not saved with that size.
     """
-    wanted = {fragment.key: fragment.numel for fragment in fragments}
-    check_tensors(checkpoint, wanted)
+    for fragment in fragments:
+        _check_size(checkpoint, fragment.key, fragment.numel)
     places = _places(checkpoint)
     for path, parts in _by_file(fragments, places).items():
         with safe_open(checkpoint.directory / path, framework="pt") as file:
@@ -75,23 +79,36 @@ def load(checkpoint: Checkpoint, fragments: list[Fragment]) -> None:
 
 
 def check_tensors(checkpoint: Checkpoint, wanted: dict[str, int]) -> None:
-    """Raises `CheckpointMismatch` for a tensor of `wanted` that was not saved with that size."""
-    saved = checkpoint.manifest.tensors
+    """Raises `CheckpointMismatch` unless exactly the tensors of `wanted` were saved."""
     for key, numel in wanted.items():
-        if saved.get(key) != numel:
-            found = f"with {saved[key]:,} elements" if key in saved else "nowhere"
-            raise CheckpointMismatch(
-                f"{checkpoint.directory} is of another model: it has {key} {found}, and this model "
-                f"has it with {numel:,}. Give the job another name, or restore the model.",
-                key=key,
-            )
+        _check_size(checkpoint, key, numel)
+    for key in sorted(checkpoint.manifest.tensors.keys() - wanted.keys()):
+        raise CheckpointMismatch(
+            f"{checkpoint.directory} is of another model: it has {key}, which this model has not. "
+            f"{_ADVICE}",
+            key=key,
+        )
+
+
+def _check_size(checkpoint: Checkpoint, key: str, numel: int) -> None:
+    saved = checkpoint.manifest.tensors.get(key)
+    if saved != numel:
+        found = "nowhere" if saved is None else f"with {saved:,} elements"
+        raise CheckpointMismatch(
+            f"{checkpoint.directory} is of another model: it has {key} {found}, and this model has "
+            f"it with {numel:,}. {_ADVICE}",
+            key=key,
+        )
 
 
 def _places(checkpoint: Checkpoint) -> dict[str, list[tuple[str, Chunk]]]:
+    """For each tensor the files and chunks that hold it, in the order of its elements."""
     places: dict[str, list[tuple[str, Chunk]]] = defaultdict(list)
     for file in checkpoint.manifest.files:
         for chunk in file.chunks:
             places[chunk.key].append((file.file, chunk))
+    for found in places.values():
+        found.sort(key=lambda place: place[1].start)
     return places
 
 
@@ -101,12 +118,13 @@ def _by_file(
     """The chunks that overlap each fragment, sorted by the file they lie in."""
     files: dict[str, list[tuple[Fragment, Chunk]]] = defaultdict(list)
     for fragment in fragments:
-        covered = 0
+        covered, end = 0, 0
         for path, chunk in places[fragment.key]:
             low, high = _overlap(fragment, chunk)
             if low < high:
                 files[path].append((fragment, chunk))
-                covered += high - low
+                covered += max(high - max(low, end), 0)
+                end = max(high, end)
         if covered != fragment.tensor.numel():
             raise CheckpointDamaged(
                 f"The files hold {covered:,} of the {fragment.tensor.numel():,} elements needed of "
@@ -138,9 +156,3 @@ def _verify_file(path: Path, stated: RankFile | LedgerFile) -> None:
         )
     if file_digest(path) != stated.sha256:
         raise CheckpointDamaged(f"{path} was altered since it was written.", path=str(path))
-
-
-def _age(directory: Path) -> tuple[int, int]:
-    """Step, then attempt: read from the name, which holds even where the manifest is damaged."""
-    step, attempt, *_ = [int(part.split("-")[-1]) for part in directory.name.split(".")]
-    return step, attempt

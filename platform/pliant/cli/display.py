@@ -22,7 +22,9 @@ class TerminalDisplay:
         self._label = ""
 
     def say(self, sentence: str) -> None:
-        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {sentence}", highlight=False)
+        self._console.print(
+            f"[dim]{time.strftime('%H:%M:%S')}[/dim] {sentence}", highlight=False, soft_wrap=True
+        )
 
     def prepared(self, done: int, total: int) -> None:
         self._show(f"preparing data: {done} of {total} chunks")

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -59,7 +60,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the logs of Ray too.")] = False,
 ) -> None:
     """Train a model, or go on training one. A job started again under its name continues."""
-    quiet_ray()
+    quiet_libraries()
     from pliant.cli.display import TerminalDisplay, console_for, print_summary
     from pliant.cluster.session import ray_session
     from pliant.training.launch import run_job
@@ -230,9 +231,10 @@ def runs_directory(given: str | None) -> Path:
     return Path(given or "runs").expanduser().absolute()
 
 
-def quiet_ray() -> None:
-    """Ray prints a paragraph of advice when a worker dies; pliant says it in a line. Ray reads the
-    variable when it is imported."""
+def quiet_libraries() -> None:
+    """Ray prints a paragraph of advice when a worker dies, which pliant says in a line (Ray reads
+    the variable when it is imported), and libraries warn each other of what will be renamed."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
 
 

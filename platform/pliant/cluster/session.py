@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,8 @@ def ray_session(address: str | None, num_cpus: int, verbose: bool = False) -> It
     # After a shutdown, a late thread of Ray Data must not start another Ray by itself.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     level = logging.INFO if verbose else logging.ERROR
+    if address is not None:
+        _reach(address)
     try:
         if address is None:
             _start(num_cpus, level, verbose)
@@ -36,6 +39,22 @@ def ray_session(address: str | None, num_cpus: int, verbose: bool = False) -> It
         yield
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for a minute and then tell of timeouts."""
+    place = address.removeprefix("ray://")
+    host, colon, port = place.rpartition(":")
+    if not colon or not port.isdigit():
+        return  # "auto", or a form that Ray knows best
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ClusterError(
+            f"No Ray cluster answers at {address}: {error}. Start one with `ray start --head`, "
+            "or check the address.",
+            address=address,
+        ) from None
 
 
 def _start(num_cpus: int, level: int, verbose: bool) -> None:

@@ -110,16 +110,24 @@ class Feeder:
         return self._futures[block]
 
     def _read_ahead(self) -> None:
-        """Starts an execution at the first block that is missing at or ahead of what is wanted."""
-        end = min(self._wanted + AHEAD_BLOCKS, self._grid.num_blocks)
-        missing = [b for b in range(self._wanted, end) if not self._is_here(b)]
-        if self._reading or not missing:
+        """Starts an execution at the first block that is missing, unless one is under way."""
+        first = self._first_missing()
+        if self._reading or first is None:
             return
         self._reading = True
-        last = min(missing[0] + SEGMENT_BLOCKS, self._grid.num_blocks)
+        end = min(first + SEGMENT_BLOCKS, self._grid.num_blocks)
+        last = next((b for b in range(first + 1, end) if self._is_here(b)), end)
         loop = asyncio.get_running_loop()
-        execution = loop.run_in_executor(None, self._read, missing[0], last, loop)
+        execution = loop.run_in_executor(None, self._read, first, last, loop)
         execution.add_done_callback(self._after_reading)
+
+    def _first_missing(self) -> int | None:
+        """What a rank waits for comes first, wherever it lies: whoever asked last may be elsewhere.
+        Else it is what will be asked for next."""
+        waiting = [b for b, future in self._futures.items() if not future.done()]
+        end = min(self._wanted + AHEAD_BLOCKS, self._grid.num_blocks)
+        ahead = [b for b in range(self._wanted, end) if not self._is_here(b)]
+        return min(waiting or ahead, default=None)
 
     def _is_here(self, block: int) -> bool:
         return block in self._futures and self._futures[block].done()
@@ -138,8 +146,9 @@ class Feeder:
         if not future.done():
             future.set_result(ref)
         oldest = self._wanted - (KEPT_BLOCKS - SEGMENT_BLOCKS - AHEAD_BLOCKS)
-        for old in [b for b in self._futures if b < oldest and self._is_here(b)]:
-            del self._futures[old]
+        kept = range(oldest, self._wanted + KEPT_BLOCKS)
+        for far in [b for b in self._futures if b not in kept and self._is_here(b)]:
+            del self._futures[far]
 
     def _after_reading(self, execution: "asyncio.Future[None]") -> None:
         self._reading = False
@@ -156,6 +165,7 @@ class Feeder:
 def _execute(grid: BlockGrid, first: int, last: int) -> ray.data.Dataset:
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
+    context.target_max_block_size = None  # else a large block would come in several parts
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False

@@ -91,11 +91,11 @@ class StepStream:
         self._place = place
         self._source = source
         self._first = first
-        self._ready: queue.Queue[StepBatch | BaseException | None] = queue.Queue(READY_STEPS)
-        self._closed = threading.Event()
         self.num_assembled_here = 0
 
     def __iter__(self) -> Iterator[StepBatch]:
+        self._ready: queue.Queue[StepBatch | BaseException | None] = queue.Queue(READY_STEPS)
+        self._closed = threading.Event()
         thread = threading.Thread(target=self._prepare, name="step-stream", daemon=True)
         thread.start()
         try:
@@ -140,6 +140,8 @@ class StepStream:
                 self.num_assembled_here += 1
                 begin, end = step, step + 1
                 table = assemble_steps(plan, begin, end, self._grid.pad_id)
+            # One row too few would shift every batch after it.
+            assert table.num_rows == _num_packs(plan, begin, end)
             rows = Rows.of(table, self._shape.seq_len)
             yield from self._decode(plan, rows, begin, step, end)
             step = end
@@ -170,6 +172,11 @@ class StepStream:
                     row, last_row, self._shape, self._place, place.epoch, place.last
                 )
             row = last_row
+
+
+def _num_packs(plan: DataPlan, first: int, last: int) -> int:
+    places = map(plan.locate, range(first, last))
+    return sum(place.last - place.first for place in places)
 
 
 def evaluation_batches(

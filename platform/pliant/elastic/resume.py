@@ -5,14 +5,17 @@ from typing import Any
 from pliant.checkpoints.reader import Checkpoint
 from pliant.errors import CheckpointMismatch
 from pliant.spec import JobSpec
+from pliant.spec.resolve import flatten
 
 _ADVICE = "Restore it, or give the job another name to start afresh."
 
 
 def job_identity(spec: JobSpec, data_key: str) -> dict[str, Any]:
-    """What must not change between a checkpoint and the run that goes on from it: the order of the
-    data and the make-up of a step follow from these. World size and ZeRO stage may change."""
+    """What must not change between a checkpoint and the run that goes on from it: the model, the
+    order of the data and the make-up of a step follow from these. World size and ZeRO stage may
+    change, and so may the place where the model lies."""
     return {
+        **flatten(spec.model.model_dump(exclude={"path"}), "model."),
         "data": data_key,
         "data.seq_len": spec.data.seq_len,
         "data.packing": spec.data.packing,
@@ -26,8 +29,8 @@ def job_identity(spec: JobSpec, data_key: str) -> dict[str, Any]:
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], frozen_digest: str) -> None:
     """Raises `CheckpointMismatch` and names the first difference."""
     manifest = checkpoint.manifest
-    for key, value in identity.items():
-        saved = manifest.identity.get(key)
+    for key in [*identity, *sorted(manifest.identity.keys() - identity.keys())]:
+        saved, value = manifest.identity.get(key), identity.get(key)
         if saved == value:
             continue
         if key == "data":

@@ -62,6 +62,11 @@ def check_extra(extra: dict[str, Any]) -> None:
     """Raises `SpecError` for a key that pliant does not let through."""
     unknown = set(extra) - ALLOWED_EXTRA
     zero = extra.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        raise SpecError(
+            f"deepspeed.extra.zero_optimization is {zero!r}, and a mapping is needed. Write its "
+            "keys beneath it, or leave it out."
+        )
     unknown |= {f"zero_optimization.{key}" for key in set(zero) - ALLOWED_ZERO}
     if unknown:
         allowed = sorted(ALLOWED_EXTRA | {f"zero_optimization.{key}" for key in ALLOWED_ZERO})

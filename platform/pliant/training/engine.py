@@ -84,13 +84,9 @@ class ZeroEngine:
         self.deepspeed.step()
         nll_total, votes = self._sum_over_ranks(total, float(vote))
         loss = nll_total / max(batch.num_targets, 1)
-        if not math.isfinite(loss):
-            raise TrainingDiverged(
-                f"The loss of step {step + 1} is {loss}. Lower training.lr, add warmup_steps, or "
-                "look at that step's data.",
-                step=step + 1,
-            )
-        return StepResult(loss, lr, self._grad_norm(), int(votes), time.perf_counter() - began)
+        grad_norm = self._grad_norm()
+        self._check_finite(step, loss, grad_norm)
+        return StepResult(loss, lr, grad_norm, int(votes), time.perf_counter() - began)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[StepBatch]) -> float:
@@ -122,6 +118,19 @@ class ZeroEngine:
         dist.all_reduce(pair)
         first, second = pair.tolist()
         return first, second
+
+    def _check_finite(self, step: int, loss: float, grad_norm: float) -> None:
+        """A loss may be finite where its gradient is not; DeepSpeed then skips the update with no
+        more than a warning. In fp16 that is normal: the loss scale was too high and is lowered."""
+        is_fp16 = self._spec.training.precision == "fp16"
+        figures = {"loss": loss} if is_fp16 else {"loss": loss, "gradient's norm": grad_norm}
+        for what, value in figures.items():
+            if not math.isfinite(value):
+                raise TrainingDiverged(
+                    f"The {what} of step {step + 1} is {value}. Lower training.lr, add "
+                    "warmup_steps, or look at that step's data.",
+                    step=step + 1,
+                )
 
     def _grad_norm(self) -> float:
         if clips_by_itself(self._spec):

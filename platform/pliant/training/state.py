@@ -1,6 +1,7 @@
 """Saves and restores a run: the engine's fragments, the place in the data, and the ledger."""
 
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class TrainingState:
         checkpoint = self._agree_on_checkpoint()
         if checkpoint is None:
             return Progress()
+        reader.check_tensors(checkpoint, _tensors(self._engine))
         check_identity(checkpoint, self._identity, self._frozen_digest)
         reader.load(checkpoint, self._fragments())
         self._source.refresh()
@@ -106,6 +108,7 @@ class TrainingState:
         """On rank 0, once every rank's file is on disk."""
         for file, _ in parts:
             if isinstance(file, BaseException):
+                shutil.rmtree(directory, ignore_errors=True)  # half of it would only take room
                 raise file
         ledger = self._committed + self._write_ledger(directory.name, parts)
         self._manifest(progress, [file for file, _ in parts], ledger).write(directory)

@@ -1,0 +1,76 @@
+"""A small training state, cut into the fragments of several ranks, and checkpoints of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pliant.checkpoints.fragments import Fragment
+from pliant.checkpoints.manifest import LedgerFile, Manifest, file_digest
+from pliant.checkpoints.writer import attempt_directory, write_rank_file
+
+NUMELS = {"fp32/weight": 60, "exp_avg/weight": 60, "exp_avg_sq/weight": 60, "fp32/bias": 7}
+
+Cut = list[list[Fragment]]
+"""For each rank its fragments."""
+
+
+def whole_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(numel, generator=generator) for key, numel in NUMELS.items()}
+
+
+def cut(
+    tensors: dict[str, torch.Tensor], num_ranks: int, inner: dict[str, list[int]] | None = None
+) -> Cut:
+    """Fragments that alias the tensors: equal runs, or cut at the places `inner` names."""
+    ranks: Cut = [[] for _ in range(num_ranks)]
+    for key, tensor in tensors.items():
+        kind, name = key.split("/")
+        equal = [len(tensor) * rank // num_ranks for rank in range(1, num_ranks)]
+        edges = [0, *(inner[key] if inner else equal), len(tensor)]
+        for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            part = Fragment(kind, name, start, len(tensor), tensor[start:end])  # type: ignore[arg-type]
+            ranks[number % num_ranks].append(part)
+    return ranks
+
+
+def emptied(fragments: list[Fragment]) -> list[Fragment]:
+    """The same places, over tensors that hold nothing yet."""
+    return [replace(f, tensor=torch.full_like(f.tensor, torch.nan)) for f in fragments]
+
+
+def a_manifest(step: int = 1, attempt: int = 1, **changes: Any) -> Manifest:
+    facts: dict[str, Any] = {
+        "step": step,
+        "attempt": attempt,
+        "world_size": 2,
+        "zero_stage": 1,
+        "epoch": 0,
+        "pack": 5 * step,
+        "tensors": NUMELS,
+        "frozen_digest": "0" * 16,
+        "identity": {"data": "key", "data.packing": True, "training.seed": 3},
+        "optimizer": {"steps": step, "loss_scale": None, "groups": [{"betas": [0.9, 0.95]}]},
+        "progress": {"step": step, "tokens": 10**12},
+        "files": (),
+        "ledger": (),
+    }
+    return Manifest(**(facts | changes))
+
+
+def commit(
+    root: Path, ledger_root: Path, step: int, attempt: int = 1, ranks: Cut | None = None
+) -> Path:
+    """Writes and commits the checkpoint of a step, with a ledger file; returns its directory."""
+    ranks = ranks or cut(whole_tensors(step), 2)
+    directory = attempt_directory(root, step, attempt, len(ranks))
+    files = tuple(write_rank_file(directory, rank, part) for rank, part in enumerate(ranks))
+    path = ledger_root / f"{directory.name}.parquet"
+    ledger_root.mkdir(exist_ok=True)
+    path.write_bytes(b"the pieces of step %d" % step)
+    entry = LedgerFile(path.name, path.stat().st_size, file_digest(path), step - 1, step - 1)
+    tensors = {fragment.key: fragment.numel for rank in ranks for fragment in rank}
+    a_manifest(step, attempt, tensors=tensors, files=files, ledger=(entry,)).write(directory)
+    return directory
