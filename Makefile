@@ -12,7 +12,7 @@ help: ## Say what can be made
 setup: $(STAMP) ## Create the environment in .venv from the lock
 $(STAMP): requirements/build.txt requirements/lock.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("pliant needs Python 3.11 or later, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv --clear .venv
+	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/build.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements/lock.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
@@ -50,6 +50,7 @@ ui: setup ## MLflow's page on the runs in ./runs
 
 docs: setup ## Write the generated pages and the JSON schema anew
 	@$(BIN)/python -m pliant.tracking.metrics docs/metrics.md
+	@$(BIN)/python -m pliant.spec.reference docs/job-spec.md
 	@$(BIN)/pliant schema > docs/job-spec.schema.json
 
 lock: setup ## Write the lock from what is installed

@@ -1,5 +1,6 @@
 """What the tests of the engine measure in each rank of a process group."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ CURVES: dict[str, dict[str, Any]] = {
 
 def engine() -> dict[str, Any]:
     """Everything that `test_engine` asks about; on every rank."""
+    warnings.simplefilter("ignore")
     results: dict[str, Any] = {
         "curves": {name: _curve(changes) for name, changes in CURVES.items()},
         "first_step": {stage: _first_step(stage) for stage in range(4)},

@@ -10,6 +10,7 @@ Shapes: B rows, T tokens, H heads, K key/value heads, D channels of a head.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,12 +25,20 @@ _HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_router_lo
 """Keywords that models pass along and that do not change what attention computes here."""
 
 
+@dataclass(frozen=True)
+class Window:
+    """Stands in the place of a mask in which tokens see no further than `num_tokens`; some models
+    say so nowhere else."""
+
+    num_tokens: int
+
+
 def packed_attention(
     module: torch.nn.Module,
     query_BHTD: torch.Tensor,
     key_BKTD: torch.Tensor,
     value_BKTD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | Window | None,
     *,
     packed: PackedMetadata | None = None,
     dropout: float = 0.0,
@@ -41,7 +50,11 @@ def packed_attention(
 
     Raises `ModelError` where the segments are missing or the model asks for more than this.
     """
-    _refuse_what_is_not_implemented(module, packed, attention_mask, sliding_window, kwargs)
+    windows = [sliding_window] if sliding_window is not None else []
+    if isinstance(attention_mask, Window):
+        windows.append(attention_mask.num_tokens)
+        attention_mask = None
+    _refuse_what_is_not_implemented(module, packed, attention_mask, windows, kwargs)
     assert packed is not None
     groups = query_BHTD.shape[1] // key_BKTD.shape[1]
     if groups > 1:
@@ -84,7 +97,7 @@ def _refuse_what_is_not_implemented(
     module: torch.nn.Module,
     packed: PackedMetadata | None,
     attention_mask: torch.Tensor | None,
-    sliding_window: int | None,
+    windows: list[int],
     others: dict[str, Any],
 ) -> None:
     name = type(module).__name__
@@ -97,6 +110,12 @@ def _refuse_what_is_not_implemented(
         )
     if attention_mask is not None:
         raise ModelError(f"{name} got an attention mask beside the segments; call it without one.")
+    if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ModelError(
+            f"{name} is not causal: its tokens see those after them, which packed attention does "
+            "not let them. Use a causal model, or set is_decoder: true in its config.",
+            module=name,
+        )
     unknown = [k for k, v in others.items() if k not in _HARMLESS and v is not None]
     if unknown:
         raise ModelError(
@@ -105,19 +124,35 @@ def _refuse_what_is_not_implemented(
             module=name,
             keywords=unknown,
         )
-    if sliding_window is not None and max(packed.lengths) > sliding_window:
+    if windows and max(packed.lengths) > min(windows):
         raise ModelError(
-            f"{name} has a sliding window of {sliding_window} tokens and a segment has "
+            f"{name} has a window of {min(windows)} tokens and a segment has "
             f"{max(packed.lengths)}; packed attention has no windows. Set data.seq_len to "
-            f"{sliding_window} or less.",
+            f"{min(windows)} or less.",
             module=name,
         )
 
 
-def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
-    """The mask function that belongs to `packed_attention`: the segments are the mask."""
+def _mask(
+    *args: Any,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> Window | None:
+    """The mask function that belongs to `packed_attention`: the segments are the mask.
+
+    `local_size` is how far a sliding window or a chunk reaches; `use_vmap` says that the model
+    brought a mask of its own.
+    """
     if attention_mask is not None:
         raise ModelError("A padding mask was given to a model with packed attention; drop it.")
+    if use_vmap:
+        raise ModelError(
+            "The model adds a mask of its own to the causal one, which packed attention does not "
+            "implement. Use another model."
+        )
+    return None if local_size is None else Window(local_size)
 
 
 @contextmanager
@@ -132,7 +167,7 @@ def registered() -> Iterator[None]:
     ]
     before = [dict(mapping) for mapping in mappings]
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, _no_mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, _mask)
     try:
         yield
     finally:

@@ -29,7 +29,9 @@ class SplitSpec(Section):
     on its side whatever is added to the data."""
 
     validation: Float = Field(0.05, ge=0, lt=1)
+    """Share of the records that is evaluated on during training."""
     test: Float = Field(0.0, ge=0, lt=1)
+    """Share of the records that is evaluated on once, at the end."""
 
     @model_validator(mode="after")
     def _leaves_training_data(self) -> "SplitSpec":
@@ -42,7 +44,7 @@ class SplitSpec(Section):
 
 
 class DataSpec(Section):
-    """Files to tokenized, packed rows of `seq_len` tokens."""
+    """From files to packed rows of `seq_len` tokens."""
 
     train: str | list[str]
     """A file, a glob, a directory, or several; `stdlib://` is the documentation of the Python
@@ -50,7 +52,7 @@ class DataSpec(Section):
     validation: str | list[str] | None = None
     """Files of the validation set; without them `split` holds some of `train` out."""
     test: str | list[str] | None = None
-    """Files of the test set."""
+    """Files of the test set, evaluated once at the end."""
     split: SplitSpec = SplitSpec()
     format: Literal["auto", "jsonl", "json", "parquet", "text"] = "auto"
     """"auto" goes by the file's ending."""

@@ -152,7 +152,7 @@ def _without_alternative(loc: tuple[str | int, ...]) -> list[str | int]:
     for depth, part in enumerate(loc):
         field = section.model_fields.get(str(part)) if section else None
         if field is not None:
-            section = _section_of(field.annotation)
+            section = section_of(field.annotation)
             alternatives = [kind for kind in get_args(field.annotation) if kind is not type(None)]
             is_union = get_origin(field.annotation) in (Union, UnionType)
             if section is None and is_union and len(alternatives) > 1:
@@ -194,7 +194,7 @@ def _fields_at(path: list[str | int]) -> list[str]:
         if section is None or isinstance(part, int):
             continue
         field = section.model_fields.get(part)
-        section = _section_of(field.annotation) if field else None
+        section = section_of(field.annotation) if field else None
     return list(section.model_fields) if section else []
 
 
@@ -202,14 +202,15 @@ def all_keys(section: type[BaseModel] = JobSpec, prefix: str = "") -> list[str]:
     """Every dotted key of a job spec."""
     keys = []
     for name, field in section.model_fields.items():
-        below = _section_of(field.annotation)
+        below = section_of(field.annotation)
         keys.append(prefix + name)
         if below is not None:
             keys += all_keys(below, f"{prefix}{name}.")
     return keys
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, or holds a list of; None for a plain value."""
     candidates = (annotation, *get_args(annotation))
     for candidate in candidates:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):

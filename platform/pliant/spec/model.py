@@ -15,6 +15,7 @@ class LoraSpec(Section):
     alpha: Float = Field(16, gt=0)
     """Scale of the update: alpha / r."""
     dropout: Float = Field(0.0, ge=0, lt=1)
+    """Of the adapters' inputs."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter."""
 

@@ -23,7 +23,9 @@ class TrackingSpec(Section):
     """MLflow's tracking store; by default `mlflow.db` in the runs directory. Credentials come from
     MLflow's environment variables, never from here."""
     experiment: str = "pliant"
+    """MLflow's experiment."""
     tags: dict[str, str] = {}
+    """Further tags of the MLflow run."""
     system_metrics_every_s: Float = Field(10.0, gt=0)
     """Seconds between samples of the machine's own metrics."""
 
@@ -34,5 +36,6 @@ class ResourcesSpec(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" is cuda where the cluster has GPUs."""
     cpus_per_worker: Float = Field(1.0, gt=0)
+    """Logical CPUs that Ray accounts to each worker."""
     threads_per_worker: Int = Field(1, gt=0)
     """OMP_NUM_THREADS of each worker."""

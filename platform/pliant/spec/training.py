@@ -15,12 +15,15 @@ class AcceleratorSpec(Section):
     enable_metadata_cache: Switch = "auto"
     """Build the metadata of a packed batch once, not once per layer."""
     cache_scope: Literal["per_device", "per_process"] = "per_device"
+    """Where the cache is kept."""
     enable_double_buffer: Switch = "auto"
     """Offload checkpointed activations and bring them back ahead of need."""
     buffer_size_mb: Int = Field(256, gt=0)
+    """Device memory for activations on their way back."""
     enable_grouped_index: Switch = "auto"
     """Route tokens to experts with one grouped count."""
     log_level: Literal["debug", "info", "warning"] = "info"
+    """Of the accelerator's own log."""
 
 
 class TrainingSpec(Section):
@@ -35,6 +38,7 @@ class TrainingSpec(Section):
     epochs: Int | None = Field(None, gt=0)
     """Passes over the training data; give this or `steps`."""
     lr: Float = Field(3e-4, gt=0)
+    """The highest learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after the warm-up, by step."""
     warmup_steps: Int = Field(0, ge=0)
@@ -44,10 +48,13 @@ class TrainingSpec(Section):
     weight_decay: Float = Field(0.01, ge=0)
     """Applied to matrices only; biases and norms have none."""
     betas: tuple[Float, Float] = (0.9, 0.95)
+    """Decay of AdamW's two moments."""
     eps: Float = Field(1e-8, gt=0)
+    """Added to the root of AdamW's second moment."""
     clip_norm: Float = Field(1.0, ge=0)
     """Largest norm of the gradient; 0 turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the forward and backward pass; master weights are always fp32."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     seed: Int = Field(0, ge=0, lt=2**63)

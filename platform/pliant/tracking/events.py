@@ -6,7 +6,7 @@ have `metrics`, a mapping of names to floats. Kinds and their further fields:
     job          a driver started                 pid
     attempt      a worker group started           attempt, world_size, step (resumed from), cause
     step         an optimizer step was done       metrics, samples, tokens, capacity
-    evaluation   the model was evaluated          metrics (eval_loss)
+    evaluation   the model was evaluated          metrics (eval_loss or test_loss)
     checkpoint   a checkpoint is complete         path, metrics (checkpoint_s)
     restart      a worker group ended early       reason
     drill        a fault was injected             what
@@ -60,8 +60,15 @@ def replay(events: Iterable[Event]) -> History:
         elif kind == "step":
             history.steps[int(event["step"])] = event
         elif kind == "evaluation":
-            history.evaluations[int(event["step"])] = event
+            _add_evaluation(history, event)
     return history
+
+
+def _add_evaluation(history: History, event: Event) -> None:
+    """Several sets may be evaluated at one step."""
+    step = int(event["step"])
+    earlier = history.evaluations.get(step, {}).get("metrics", {})
+    history.evaluations[step] = {**event, "metrics": {**earlier, **event.get("metrics", {})}}
 
 
 def _rewind(history: History, step: int) -> None:

@@ -29,6 +29,7 @@ TRAINING = (
 )
 OCCASIONAL = (
     Metric("eval_loss", "nats per token", "Mean loss of the validation set's target tokens."),
+    Metric("test_loss", "nats per token", "Mean loss of the test set's target tokens, at the end."),
     Metric("checkpoint_s", "s", "From the request of a checkpoint until it was complete."),
 )
 SYSTEM = (

@@ -70,12 +70,12 @@ class ReportSteps:
 
 
 class Evaluate:
-    """The loss on the validation set, every so many steps and once more at the end."""
+    """The loss on the validation set, every so many steps and at the end; on the test set, once."""
 
     def __init__(
         self,
         engine: Engine,
-        batches: Callable[[], Iterable[StepBatch]],
+        batches: Callable[[str], Iterable[StepBatch] | None],
         every: int | None,
         report: Report,
     ) -> None:
@@ -94,8 +94,17 @@ class Evaluate:
         if progress.step == self._evaluated_step:
             return
         self._evaluated_step = progress.step
-        loss = self._engine.evaluate(self._batches())
-        self._report({"kind": "evaluation", "step": progress.step, "metrics": {"eval_loss": loss}})
+        self._measure("validation", "eval_loss", progress)
+
+    def test(self, progress: Progress) -> None:
+        self._measure("test", "test_loss", progress)
+
+    def _measure(self, split: str, metric: str, progress: Progress) -> None:
+        batches = self._batches(split)
+        if batches is not None:
+            loss = self._engine.evaluate(batches)
+            event = {"kind": "evaluation", "step": progress.step, "metrics": {metric: loss}}
+            self._report(event)
 
 
 class SaveCheckpoints:

@@ -193,7 +193,7 @@ def plan_job(
         spec=resolved,
         run_dir=run_dir,
         grid=grid,
-        validation=_validation_data(prepared, spec),
+        held_out=_held_out(prepared, spec),
         data_key=prepared.key,
         vocab_size=vocab_size,
     )
@@ -225,9 +225,10 @@ def _training_split(prepared: Prepared) -> Any:
     return split
 
 
-def _validation_data(prepared: Prepared, spec: JobSpec) -> tuple[Path, PlanSettings] | None:
-    split = prepared.split("validation")
-    return None if split is None else (split.path, plan_settings(spec, shuffle=False))
+def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:
+    settings = plan_settings(spec, shuffle=False)
+    splits = {name: prepared.split(name) for name in ("validation", "test")}
+    return {name: (split.path, settings) for name, split in splits.items() if split is not None}
 
 
 def _run_workers(

@@ -95,8 +95,8 @@ class Recorder:
             if event["kind"] == "step":
                 self._step, self._metrics = event["step"], event["metrics"]
             elif event["kind"] == "evaluation":
-                loss = event["metrics"]["eval_loss"]
-                self._news.append(f"step {event['step']}: evaluation loss {loss:.4f}")
+                for name, loss in event["metrics"].items():
+                    self._news.append(f"step {event['step']}: {name} {loss:.4f}")
             elif event["kind"] == "note":
                 self._news.append(event["text"])
         return self._stop is not None

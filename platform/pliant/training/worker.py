@@ -53,7 +53,8 @@ class WorkerTask:
     """Resolved: nothing in it says "auto"."""
     run_dir: Path
     grid: BlockGrid
-    validation: tuple[Path, PlanSettings] | None
+    held_out: dict[str, tuple[Path, PlanSettings]]
+    """"validation" and "test", where the data has them."""
     data_key: str
     vocab_size: int
 
@@ -130,7 +131,7 @@ def _train(
     )
     report = reporter.report if place.rank == 0 else (lambda event: None)
     evaluate = Evaluate(
-        engine, partial(_validation, task, shape, place), spec.training.eval_every, report
+        engine, partial(_held_out, task, shape, place), spec.training.eval_every, report
     )
     save = SaveCheckpoints(state, spec.checkpoint.every, report)
     callbacks: list[Callback] = [KeepLedger(ledger)]
@@ -146,9 +147,10 @@ def _train(
     stream = open_stream(task, shape, place, progress.step)
     batches: Iterable[StepBatch] = () if stop.is_set() else stream
     progress = train(engine, batches, callbacks, progress, stop)
-    if progress.step == spec.training.steps and task.validation is not None:
-        evaluate.evaluate(progress)
     save.save(progress)
+    if progress.step == spec.training.steps:
+        evaluate.evaluate(progress)
+        evaluate.test(progress)
 
 
 def open_stream(task: WorkerTask, shape: BatchShape, place: Place, first: int) -> StepStream:
@@ -156,10 +158,13 @@ def open_stream(task: WorkerTask, shape: BatchShape, place: Place, first: int) -
     return StepStream(task.grid, shape, place, _blocks(task.spec.name), first)
 
 
-def _validation(task: WorkerTask, shape: BatchShape, place: Place) -> Iterable[StepBatch]:
-    if task.validation is None:
-        return ()
-    path, settings = task.validation
+def _held_out(
+    task: WorkerTask, shape: BatchShape, place: Place, name: str
+) -> Iterable[StepBatch] | None:
+    """One pass over a held-out split; None where the data has none of that name."""
+    if name not in task.held_out:
+        return None
+    path, settings = task.held_out[name]
     return evaluation_batches(DataPlan(Split(path), settings), task.grid.pad_id, shape, place)
 
 

@@ -234,6 +234,20 @@ def test_attention_that_is_not_causal_is_refused():
         call_directly(module=encoder)
 
 
+def test_a_mask_of_the_models_own_is_refused():
+    from transformers.masking_utils import create_causal_mask
+
+    model = build_named("llama")
+    with pytest.raises(ModelError, match="mask of its own"):
+        create_causal_mask(
+            model.config,
+            torch.zeros(2, 16, 32),
+            attention_mask=None,
+            past_key_values=None,
+            or_mask_function=lambda batch, head, query, key: key < 3,
+        )
+
+
 def test_segments_that_do_not_fill_the_row_are_an_error():
     with pytest.raises(RuntimeError, match="split"):
         call_directly(segments=((5, 1, 6, 3), (9, 7)))

@@ -100,15 +100,6 @@ def test_partitions_are_gathered_with_these_arguments(deepspeed):
     } == set(inspect.signature(all_gather_dp_groups).parameters)
 
 
-def test_the_engine_takes_a_loss_that_is_already_scaled(deepspeed):
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
-    backward = inspect.unwrap(DeepSpeedEngine.backward)
-    assert "scale_wrt_gas" in backward.__code__.co_varnames or "scale_wrt_gas" in inspect.getsource(
-        inspect.getmodule(DeepSpeedEngine)
-    )
-
-
 def test_no_operator_is_compiled_for_the_cpu(deepspeed):
     assert deepspeed.ops.__dict__["__compatible_ops__"] == {}
 
