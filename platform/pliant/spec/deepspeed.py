@@ -20,17 +20,23 @@ class DeepSpeedSpec(Section):
     overlap_comm: bool | Auto = "auto"
     """Reduce gradients while the backward pass runs."""
     contiguous_gradients: bool = True
+    """Copy gradients into one buffer as they come, against fragmented memory."""
     round_robin_gradients: bool = False
+    """Spread the copying of gradients over the ranks (stages 1 and 2, with offload)."""
     stage3_prefetch_bucket_size: IntOrAuto = "auto"
     """Elements of parameters fetched ahead (stage 3)."""
     stage3_max_live_parameters: Int = Field(1_000_000_000, ge=0)
+    """Elements of parameters that may be gathered at once (stage 3)."""
     stage3_max_reuse_distance: Int = Field(1_000_000_000, ge=0)
+    """A parameter needed again within so many elements is kept (stage 3)."""
     stage3_param_persistence_threshold: IntOrAuto = "auto"
     """Parameters with fewer elements stay whole on every rank (stage 3)."""
     sub_group_size: Int = Field(1_000_000_000, gt=0)
+    """Elements that the optimizer updates at a time (stage 3)."""
     offload_optimizer: Literal["none", "cpu"] = "none"
+    """Where optimizer state lies; "cpu" frees the device for it (stages 1 to 3)."""
     offload_param: Literal["none", "cpu"] = "none"
-    """Stage 3 only."""
+    """Where parameters lie while they are not needed (stage 3)."""
     communication_data_type: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of gradients on the wire; "auto" is the precision of training."""
     extra: dict[str, Any] = {}

@@ -7,5 +7,8 @@ class ParallelSpec(Section):
     """Data parallelism takes every worker; the other axes have the size 1."""
 
     tensor: One = 1
+    """Ranks that share each matrix."""
     pipeline: One = 1
+    """Stages that the layers are cut into."""
     sequence: One = 1
+    """Ranks that share each row."""
