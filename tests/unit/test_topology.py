@@ -1,13 +1,14 @@
 """Ranks share the micro-batches of a step, whatever their number."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.topology import BatchShape, Place
 
 
 @given(st.integers(1, 40), st.integers(1, 300))
+@settings(deadline=None)
 def test_every_micro_batch_runs_on_one_rank_and_all_ranks_run_as_many_rounds(world_size, number):
     places = [Place(rank, world_size) for rank in range(world_size)]
     shares = [list(place.micro_batches(number)) for place in places]

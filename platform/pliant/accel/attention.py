@@ -56,7 +56,12 @@ def packed_attention(
         attention_mask = None
     _refuse_what_is_not_implemented(module, packed, attention_mask, windows, kwargs)
     assert packed is not None
-    groups = query_BHTD.shape[1] // key_BKTD.shape[1]
+    groups, left = divmod(query_BHTD.shape[1], key_BKTD.shape[1])
+    if left:
+        raise ModelError(
+            f"{type(module).__name__} has {query_BHTD.shape[1]} attention heads, which cannot share "
+            f"{key_BKTD.shape[1]} key/value heads evenly. Use a divisor of their number."
+        )
     if groups > 1:
         key_BKTD = key_BKTD.repeat_interleave(groups, dim=1)
         value_BKTD = value_BKTD.repeat_interleave(groups, dim=1)

@@ -136,17 +136,24 @@ class _Partitioned:
 
     def fragments(self) -> list[Fragment]:
         optimizer = self._engine.optimizer
+        names = {id(parameter): name for name, parameter in _trained(self._engine)}
         fragments = []
-        for name, parameter in _trained(self._engine):
-            mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-            if mapping is None:
-                continue  # another rank owns all of it
-            start = mapping.lp_fragment_address.start
-            place = mapping.hp_fragment_address
-            master = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
-            for kind, tensor in _kinds(master, _adam_state(optimizer.optimizer, master)):
-                part = tensor.data.narrow(0, place.start, place.numel)
-                fragments.append(Fragment(kind, name, start, parameter.numel(), part))
+        for group, master in enumerate(optimizer.single_partition_of_fp32_groups):
+            rank = dist.get_rank(optimizer.real_dp_process_group[group])
+            begin, end = rank * master.numel(), (rank + 1) * master.numel()
+            kinds = _kinds(master, _adam_state(optimizer.optimizer, master))
+            # The order in which the group was flattened. DeepSpeed's own `_hp_mapping` of a
+            # parameter points elsewhere when `round_robin_gradients` has changed that order.
+            parameters = optimizer.round_robin_bit16_groups[group]
+            offsets = optimizer.round_robin_bit16_offsets[group]
+            for parameter, offset in zip(parameters, offsets, strict=True):
+                name, numel = names[id(parameter)], parameter.numel()
+                low, high = max(offset, begin), min(offset + numel, end)
+                if low >= high:
+                    continue  # other ranks own all of it
+                for kind, tensor in kinds:
+                    part = tensor.data.narrow(0, low - begin, high - low)
+                    fragments.append(Fragment(kind, name, low - offset, numel, part))
         return fragments
 
     def refresh(self) -> None:

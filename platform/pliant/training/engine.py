@@ -159,14 +159,17 @@ def build_engine(
     if spec.training.precision == "fp16" and device.type == "cpu":
         raise SpecError("training.precision is fp16, which CPUs do not train in. Use bf16 or fp32.")
     groups = parameter_groups(model, spec.training.weight_decay)
+    # The rate is set before each step. DeepSpeed may take one without gradients to make the
+    # optimizer's state; at a rate of 0 it changes no weights.
     optimizer = torch.optim.AdamW(
-        groups, lr=spec.training.lr, betas=spec.training.betas, eps=spec.training.eps
+        groups, lr=0.0, betas=spec.training.betas, eps=spec.training.eps
     )
     if not dist.is_initialized():
         raise RuntimeError("the process group must exist before the engine")
     deepspeed_engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=deepspeed_config(spec)
     )
+    adapter.set_optimizer_steps(deepspeed_engine, 0)
     engine = ZeroEngine(deepspeed_engine, spec, place, device)
     if clips_by_itself(spec):
         trained = [p for p in model.parameters() if p.requires_grad]

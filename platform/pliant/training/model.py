@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from pliant.accel import attention
 from pliant.accel.attention import PACKED
@@ -15,6 +17,9 @@ from pliant.errors import ModelError
 from pliant.spec import JobSpec
 from pliant.spec.dotted import load_dotted
 from pliant.spec.model import LoraSpec, ModelSpec
+
+_UNUSABLE = (ValueError, TypeError, KeyError, RuntimeError, ArithmeticError)
+"""What transformers raises, depending on the field, for a model that it cannot build."""
 
 
 class ModelFactory(Protocol):
@@ -35,10 +40,10 @@ def build_model(spec: JobSpec, vocab_size: int) -> torch.nn.Module:
     """
     torch.manual_seed(spec.training.seed)
     model = _build(spec.model, vocab_size)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.contiguous()  # state is saved in the order in which it lies
     if spec.training.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        if spec.model.lora is not None:
-            model.enable_input_require_grads()  # type: ignore[operator]
+        _recompute_activations(model, has_adapters=spec.model.lora is not None)
     if spec.model.lora is not None:
         model = _with_adapters(model, spec.model.lora, spec.training.seed)
     check_segments_apart(model, vocab_size)
@@ -121,19 +126,30 @@ def _build(spec: ModelSpec, vocab_size: int) -> torch.nn.Module:
     return _from_path(Path(spec.path), vocab_size)
 
 
+def _recompute_activations(model: Any, has_adapters: bool) -> None:
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except (AttributeError, ValueError) as error:
+        raise ModelError(
+            f"training.activation_checkpointing is true, and {type(model).__name__} does not "
+            f"recompute activations: {error}. Set it to false."
+        ) from None
+    if has_adapters:
+        model.enable_input_require_grads()
+
+
 def _from_config(fields: dict[str, Any]) -> torch.nn.Module:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # Building a model writes into its config, so that it gets one of its own.
-    fields = copy.deepcopy(fields)
+    fields = copy.deepcopy(fields) | {"use_cache": False}
     model_type = fields.pop("model_type")
     try:
-        config = AutoConfig.for_model(model_type, **fields, use_cache=False)
+        config = AutoConfig.for_model(model_type, **fields)
         return AutoModelForCausalLM.from_config(
             config, attn_implementation=PACKED, dtype=torch.float32
         )
-    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+    except (*_UNUSABLE, StrictDataclassError) as error:
         raise ModelError(
             f"model.config does not describe a causal language model: {error}"
         ) from None
@@ -152,8 +168,18 @@ def _from_path(path: Path, vocab_size: int) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     with _loading(path) as place:
-        model = AutoModelForCausalLM.from_pretrained(
-            **place, attn_implementation=PACKED, dtype=torch.float32, local_files_only=True
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **place,
+            attn_implementation=PACKED,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"{path} lacks {len(missing)} of the model's weights, {missing[0]} for one. They would "
+            "start at random. Use a complete model.",
+            path=str(path),
         )
     rows = model.get_input_embeddings().num_embeddings
     if rows < vocab_size:
@@ -182,7 +208,7 @@ def _loading(path: Path) -> Iterator[dict[str, Any]]:
             "pretrained_model_name_or_path": folder,
             "gguf_file": path.name if is_gguf else None,
         }
-    except (ValueError, OSError, KeyError) as error:
+    except (*_UNUSABLE, OSError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"{path} cannot be loaded as a causal language model: {error}") from None
 
 

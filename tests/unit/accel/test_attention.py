@@ -234,6 +234,11 @@ def test_attention_that_is_not_causal_is_refused():
         call_directly(module=encoder)
 
 
+def test_heads_that_cannot_share_are_refused():
+    with pytest.raises(ModelError, match="4 attention heads, which cannot share 3"):
+        packed_logits(build("llama", {**SMALL, "num_key_value_heads": 3}), some_tokens())
+
+
 def test_a_mask_of_the_models_own_is_refused():
     from transformers.masking_utils import create_causal_mask
 

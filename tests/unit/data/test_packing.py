@@ -112,6 +112,7 @@ def test_with_packing_off_every_piece_has_a_pack():
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.data())
+@settings(deadline=None)
 def test_select_takes_packs_in_the_order_given(sizes, data):
     starts = np.cumsum([0, *sizes])
     packing = Packing(items=np.arange(100, 100 + starts[-1]), starts=starts)

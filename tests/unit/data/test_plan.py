@@ -85,7 +85,7 @@ def stores(draw):
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_piece_is_in_one_pack_and_one_step_of_an_epoch(
     store, group, window, batch, packing, shuffle, epoch
 ):
@@ -326,9 +326,10 @@ def test_plans_of_other_settings_do_not_share_an_index(make_plan):
 def test_a_writer_that_died_before_does_not_stop_the_next(make_plan, monkeypatch):
     """In containers a process started again often has the same id."""
     plan = make_plan(some_lengths(50))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(np, "save", interrupted)
-        plan.epoch(0)
+        with pytest.raises(KeyboardInterrupt):
+            plan.epoch(0)
     assert sorted(pieces_of(DataPlan(plan.split, plan.settings), 0)) == list(range(50))
 
 

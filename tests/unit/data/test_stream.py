@@ -241,11 +241,10 @@ def test_an_error_in_assembling_reaches_the_loop_after_the_batches_before_it(gri
         return assemble_steps(plan, first, last, pad_id)
 
     monkeypatch.setattr(streaming, "assemble_steps", assemble_until)
-    seen = []
+    batches = iter(StepStream(grid, SHAPE, Place(0, 1), NoBlocks(), 0))
+    assert len([next(batches) for _ in range(6)]) == 6
     with pytest.raises(DataError, match="damaged"):
-        for batch in StepStream(grid, SHAPE, Place(0, 1), NoBlocks(), 0):
-            seen.append(batch)
-    assert len(seen) == 6
+        next(batches)
     assert not stream_threads()
 
 

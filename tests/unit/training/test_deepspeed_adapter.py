@@ -37,7 +37,8 @@ STAGE_1_2 = [
     "nccl_start_alignment_factor",
     "allgather_bucket_size",
     "_global_grad_norm",
-    "link_hp_params",
+    "round_robin_bit16_groups",
+    "round_robin_bit16_offsets",
 ]
 STAGE_3 = [
     "grad_position",
@@ -69,14 +70,6 @@ ENGINE = [
         ("deepspeed.runtime.engine", ENGINE),
         ("deepspeed.runtime.fp16.unfused_optimizer", ["fp16_groups", "fp32_groups", "cur_scale"]),
         ("deepspeed.runtime.fp16.loss_scaler", ["cur_scale"]),
-        (
-            "deepspeed.utils.mixed_precision_linkage",
-            ["_hp_mapping", "get_hp_fragment_mapping"],
-        ),
-        (
-            "deepspeed.utils.tensor_fragment",
-            ["lp_fragment_address", "hp_fragment_address", "param_group_index"],
-        ),
     ],
 )
 def test_deepspeed_still_has_what_the_adapter_uses(deepspeed, module, names):
