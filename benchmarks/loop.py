@@ -6,6 +6,7 @@ ratio; the median and the spread over the pairs are what counts, since the machi
 """
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def main() -> None:
         launch.tune_environment(spec.elastic.start_timeout_s)
         run_dir = runs_dir / spec.name
         run_dir.mkdir(parents=True, exist_ok=True)
-        task, _ = launch.plan_job(spec, runs_dir, run_dir, figures.Silent())
+        task, _ = launch.plan_job(spec, runs_dir, run_dir, figures.Silent(), threading.Event())
         recorder = start_recorder(run_dir, task.spec, f"sqlite:///{runs_dir / 'mlflow.db'}", {})
         start_feeder(spec.name, task.grid)
         try:
@@ -153,8 +154,6 @@ class Rounds:
     def __init__(
         self, task: worker.WorkerTask, place: Place, engine: Any, ledger: Any, recorder: Any
     ) -> None:
-        import threading
-
         spec = task.spec
         self.engine = engine
         self.place = place

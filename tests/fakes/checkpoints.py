@@ -1,6 +1,7 @@
 """A small training state, cut into the fragments of several ranks, and checkpoints of it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def cut(
         kind, name = key.split("/")
         equal = [len(tensor) * rank // num_ranks for rank in range(1, num_ranks)]
         edges = [0, *(inner[key] if inner else equal), len(tensor)]
-        for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for number, (start, end) in enumerate(pairwise(edges)):
             part = Fragment(kind, name, start, len(tensor), tensor[start:end])  # type: ignore[arg-type]
             ranks[number % num_ranks].append(part)
     return ranks

@@ -5,12 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from fakes.engines import (
     V,
-    assemble,
     engine_of,
     global_batch,
     here,
@@ -22,9 +20,10 @@ from fakes.engines import (
 from fakes.jobs import TINY_LLAMA, tiny_spec
 from pliant.accel import attention
 from pliant.batch import MicroBatch
-from pliant.errors import TrainingDiverged
+from pliant.errors import RanksDisagree, TrainingDiverged
 from pliant.spec import JobSpec
 from pliant.training import deepspeed_adapter as adapter
+from pliant.training.digests import agree
 from pliant.training.engine import ZeroEngine, parameter_groups
 from pliant.training.model import build_model
 from pliant.training.progress import Progress
@@ -71,8 +70,12 @@ def engine() -> dict[str, Any]:
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {
         "curves": {name: _curve(changes) for name, changes in CURVES.items()},
-        "first_step": {stage: _first_step(stage) for stage in range(4)},
+        "first_step": {
+            **{stage: _first_step(zero(stage)) for stage in range(4)},
+            "round robin": _first_step(zero(1, round_robin_gradients=True)),
+        },
         "votes": _votes(),
+        "disagreement": _disagreement(),
         "own_loss": _own_loss(),
         "diverged": {
             (what, stage): _diverges(f"fakes.own_code.{loss}", stage)
@@ -90,16 +93,16 @@ def _curve(changes: dict[str, Any]) -> list[float]:
         return train_steps(made, Progress(), STEPS)[1]
 
 
-def _first_step_spec(stage: int) -> JobSpec:
+def _first_step_spec(deepspeed: dict[str, Any]) -> JobSpec:
     """Without dropout, so that it can be repeated sample by sample; a large eps keeps AdamW from
     blowing up the rounding of gradients that are nearly zero."""
     config = {**TINY_LLAMA, "attention_dropout": 0.0}
     training = {"lr": LR, "warmup_steps": 2, "clip_norm": CLIP, "eps": 1e-3, "weight_decay": 0.1}
-    return tiny_spec({"model": {"config": config}, "training": training, "deepspeed": zero(stage)})
+    return tiny_spec({"model": {"config": config}, "training": training, "deepspeed": deepspeed})
 
 
-def _first_step(stage: int) -> dict[str, Any]:
-    with engine_of(_first_step_spec(stage)) as made:
+def _first_step(deepspeed: dict[str, Any]) -> dict[str, Any]:
+    with engine_of(_first_step_spec(deepspeed)) as made:
         batches = [share(global_batch(step), here()) for step in (7, 8, 9)]
         evaluation = made.evaluate(batches)
         again = made.evaluate(batches)
@@ -143,6 +146,17 @@ def _votes() -> list[int]:
         ]
 
 
+def _disagreement() -> RanksDisagree | None:
+    """All ranks hold the same, then the last one holds something else."""
+    place = here()
+    agree("first words", 7)
+    try:
+        agree("last words", 8 if place.rank == place.world_size - 1 else 7)
+    except RanksDisagree as error:
+        return error
+    return None
+
+
 def _own_loss() -> float:
     changes = {"training": {"loss": "fakes.own_code.doubled_nll"}}
     with engine_of(tiny_spec(changes)) as made:
@@ -161,7 +175,7 @@ def _diverges(loss: str, stage: int) -> TrainingDiverged | None:
 
 def _plain_step() -> dict[str, Any]:
     """The first step in plain torch: a stock model, every sample by itself, one big batch."""
-    spec = _first_step_spec(0)
+    spec = _first_step_spec(zero(0))
     model = _stock_model(spec)
     with torch.no_grad():
         model.eval()

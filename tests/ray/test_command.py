@@ -42,6 +42,7 @@ def pliant(*arguments: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        start_new_session=True,
     )
 
 
@@ -62,7 +63,10 @@ def test_a_signal_stops_with_a_checkpoint_and_the_next_start_goes_on(
     runs = tmp_path / "runs"
     process = pliant("run", spec_path, "--runs-dir", runs)
     wait_for_step(runs / "command", 5)
-    process.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: to Ray's processes as well
+    else:
+        process.send_signal(number)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 4, out + err
     assert "Traceback" not in out + err

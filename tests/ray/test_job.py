@@ -197,6 +197,7 @@ BAD_INPUT = {
         ClusterError,
         "room for 4 workers",
     ),
+    "fp16 on a CPU": ({"training": {"precision": "fp16"}}, UserError, "fp16"),
     "own code": ({"training": {"loss": "no_such.loss"}}, UserError, "no_such"),
     "extra": ({"deepspeed": {"extra": {"train_batch_size": 3}}}, UserError, "train_batch_size"),
 }
@@ -212,6 +213,24 @@ def test_bad_input_is_one_sentence_and_leaves_no_run_behind(
     assert caught.value.exit_code == 2
     assert "Traceback" not in caught.value.message
     assert not (runs_dir / "bad").exists()
+
+
+def test_own_code_that_fails_is_retried_within_the_budget_and_reported(
+    data: Path, runs_dir: Path
+) -> None:
+    failing = {
+        "training": {"callbacks": ["fakes.failing.FailAtStepTwo"]},
+        "elastic": {"max_workers": 1, "max_restarts": 1},
+        "env": {"PYTHONPATH": str(Path(__file__).parents[1])},
+    }
+    outcome, _ = run(spec_of(data, "failing", failing), runs_dir)
+    assert outcome.summary.state == "FAILED"
+    assert outcome.summary.restarts == 1
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 3
+    assert "no luck at step 2" in outcome.error.message
+    assert "failing.py" in (outcome.run_dir / "error.txt").read_text()  # the traceback
+    assert (outcome.summary.samples_missing, outcome.summary.samples_duplicated) == (0, 0)
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path: Path, runs_dir: Path) -> None:

@@ -59,8 +59,8 @@ def packed_attention(
     groups, left = divmod(query_BHTD.shape[1], key_BKTD.shape[1])
     if left:
         raise ModelError(
-            f"{type(module).__name__} has {query_BHTD.shape[1]} attention heads, which cannot share "
-            f"{key_BKTD.shape[1]} key/value heads evenly. Use a divisor of their number."
+            f"{type(module).__name__} has {query_BHTD.shape[1]} attention heads, which cannot "
+            f"share {key_BKTD.shape[1]} key/value heads evenly. Use a divisor of their number."
         )
     if groups > 1:
         key_BKTD = key_BKTD.repeat_interleave(groups, dim=1)

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pliant.errors import CheckpointDamaged
+from pliant.files import sync_to_disk, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -80,8 +80,8 @@ class Manifest:
         """Commits the checkpoint: synced, then renamed into place."""
         body = asdict(self)
         text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
-        write_durably(directory / MANIFEST, text.encode())
-        sync_directory(directory.parent)  # where the directory itself is entered
+        write_atomically(directory / MANIFEST, text.encode())
+        sync_to_disk(directory.parent)  # where the directory itself is entered
 
     @staticmethod
     def read(directory: Path) -> "Manifest":
@@ -105,25 +105,6 @@ class Manifest:
         )
         body["ledger"] = tuple(LedgerFile(**file) for file in body["ledger"])
         return Manifest(**body)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, even after a power cut."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_digest(path: Path) -> str:

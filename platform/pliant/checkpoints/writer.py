@@ -1,7 +1,6 @@
 """Writes a checkpoint: every rank its file, then one rank the manifest."""
 
 import errno
-import os
 import re
 import shutil
 from pathlib import Path
@@ -11,8 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.manifest import Chunk, RankFile, file_digest, sync_directory
+from pliant.checkpoints.manifest import Chunk, RankFile, file_digest
 from pliant.errors import NoSpace
+from pliant.files import sync_to_disk
 
 SPARE_SHARE = 1.05
 _NAME = re.compile(r"step-(\d+)\.attempt-(\d+)\.ranks-\d+")
@@ -46,7 +46,8 @@ def write_rank_file(directory: Path, rank: int, fragments: list[Fragment]) -> Ra
         for chunk, fragment in zip(chunks, owned, strict=True)
     }
     _save(tensors or {"nothing": torch.empty(0)}, path)
-    _sync(path)
+    sync_to_disk(path)
+    sync_to_disk(directory)
     return RankFile(path.name, path.stat().st_size, file_digest(path), chunks)
 
 
@@ -75,12 +76,3 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
             size_bytes = sum(tensor.nbytes for tensor in tensors.values())
             raise _no_space(path.parent, shutil.disk_usage(path.parent).free, size_bytes) from None
         raise OSError(f"{path} could not be written: {error}") from None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_directory(path.parent)

@@ -4,7 +4,6 @@ A store is named by a hash of all that it is made from, so the same data is prep
 preparation goes on where it stopped; one that fails because of its input leaves nothing.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -57,6 +56,7 @@ from pliant.data.tokenizer import (
 )
 from pliant.data.tokens import Accounting
 from pliant.errors import DataError, NoSpace, UserError
+from pliant.files import file_lock
 from pliant.spec.data import DataSpec
 from pliant.spec.dotted import load_dotted
 from pliant.spec.job import JobSpec
@@ -200,14 +200,7 @@ def _transform_identity(transform: str | None) -> dict[str, str] | None:
 @contextmanager
 def _lock(root: Path, key: str) -> Iterator[None]:
     """Held by the one process that prepares this data; the system frees it when a process dies."""
-    directory = root / ".locks"
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / key).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("Waiting for another process that prepares the same data.")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with file_lock(root / ".locks" / key):
         yield
 
 

@@ -21,13 +21,13 @@ from pliant.data.store import (
     SPLITS,
     piece_lengths,
     piece_targets,
-    replacing,
     write_json,
     write_shard,
 )
 from pliant.data.tokenizer import Tokenizer, open_tokenizer
 from pliant.data.tokens import Accounting, Overlong, Piece, build_pieces
 from pliant.errors import DataError, NoSpace
+from pliant.files import replacing
 from pliant.spec.dotted import load_dotted
 
 SAMPLES_PER_CALL = 1024

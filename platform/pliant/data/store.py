@@ -11,12 +11,10 @@ has no shard there.
 """
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from pliant.data.sources import sha256_of
 from pliant.data.tokens import Piece
 from pliant.errors import DataError
+from pliant.files import replacing
 
 STORE_VERSION = 1
 SPLITS = ("train", "validation", "test")
@@ -176,21 +175,6 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as file:
         file.write((json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that appears at `path` complete and on disk, or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ READY_STEPS = 8
 """Steps that are prepared ahead of the loop."""
 POLL_S = 0.005
 RETRY_FEEDER_S = 30.0
+FETCH_S = 10.0
 
 
 class BlockSource(Protocol):
@@ -64,16 +65,24 @@ class FeederBlocks:
             return None
         try:
             refs = ray.get(self._requests[block], timeout=timeout_s)
-            table = ray.get(refs[0])
         except GetTimeoutError:
             return None
         except RayError as error:
-            log.warning("The feeder does not answer; assembling batches here: %s", error)
-            self._requests.clear()
-            self._silent_until = time.monotonic() + RETRY_FEEDER_S
+            self._fall_silent(error)
+            return None
+        try:
+            table = ray.get(refs[0], timeout=FETCH_S)
+        except RayError as error:  # the block's node is gone, or as good as gone
+            self._fall_silent(error)
             return None
         self._requests = {b: r for b, r in self._requests.items() if b > block}
         return table
+
+    def _fall_silent(self, error: RayError) -> None:
+        """Asks nothing for a while."""
+        log.warning("The feeder does not answer; assembling batches here: %s", error)
+        self._requests.clear()
+        self._silent_until = time.monotonic() + RETRY_FEEDER_S
 
 
 class StepStream:

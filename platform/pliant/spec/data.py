@@ -1,6 +1,6 @@
 """The data to train on: `data:` of a job spec."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -46,7 +46,7 @@ class SplitSpec(Section):
 class DataSpec(Section):
     """From files to packed rows of `seq_len` tokens."""
 
-    train: str | list[str]
+    train: str | Annotated[list[str], Field(min_length=1)]
     """A file, a glob, a directory, or several; `stdlib://` is the documentation of the Python
     standard library of this installation."""
     validation: str | list[str] | None = None

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pliant.spec.base import Auto, Int, IntOrAuto, Section, ZeroStage
 
@@ -18,7 +18,7 @@ class DeepSpeedSpec(Section):
     allgather_bucket_size: IntOrAuto = "auto"
     """Elements per gathering of updated parameters."""
     overlap_comm: bool | Auto = "auto"
-    """Reduce gradients while the backward pass runs."""
+    """Reduce gradients while the backward pass runs (stages 2 and 3); "auto" is false."""
     contiguous_gradients: bool = True
     """Copy gradients into one buffer as they come, against fragmented memory."""
     round_robin_gradients: bool = False
@@ -41,3 +41,25 @@ class DeepSpeedSpec(Section):
     """Of gradients on the wire; "auto" is the precision of training."""
     extra: dict[str, Any] = {}
     """Further keys of DeepSpeed's config, from a whitelist."""
+
+    @model_validator(mode="after")
+    def _fits_the_stage(self) -> "DeepSpeedSpec":
+        stage = self.zero_stage
+        if self.overlap_comm is True and stage < 2:
+            raise ValueError(
+                f"overlap_comm needs zero_stage 2 or 3, and it is {stage}: below 2, gradients are "
+                "reduced once, when the step is complete. Leave it out"
+            )
+        if self.offload_optimizer == "cpu" and stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3, and it is 0")
+        if self.offload_param == "cpu" and stage != 3:
+            raise ValueError(f"offload_param needs zero_stage 3, and it is {stage}")
+        return self
+
+    @model_validator(mode="after")
+    def _buckets_hold_something(self) -> "DeepSpeedSpec":
+        for name in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
+            size = getattr(self, name)
+            if size != "auto" and size < 1:
+                raise ValueError(f"{name} is {size}, and a bucket holds at least one element")
+        return self

@@ -1,8 +1,9 @@
 """Checkpoints, records and resources: `checkpoint:`, `tracking:` and `resources:` of a job spec."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pliant.spec.base import Float, Int, Section
 
@@ -28,6 +29,16 @@ class TrackingSpec(Section):
     """Further tags of the MLflow run."""
     system_metrics_every_s: Float = Field(10.0, gt=0)
     """Seconds between samples of the machine's own metrics."""
+
+    @field_validator("mlflow_uri")
+    @classmethod
+    def _no_password(cls, uri: str | None) -> str | None:
+        if uri is not None and urlsplit(uri).password:
+            raise ValueError(
+                "holds a password, and a spec is recorded. Set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the environment instead"
+            )
+        return uri
 
 
 class ResourcesSpec(Section):

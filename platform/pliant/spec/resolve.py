@@ -25,6 +25,9 @@ class Facts:
     """Trainable parameters of the model."""
     vocab_size: int | None = None
     num_training_steps: int | None = None
+    data_shape: str | None = None
+    data_format: str | None = None
+    """Of all files, where they have one in common."""
 
 
 def resolve(spec: JobSpec, facts: Facts) -> JobSpec:
@@ -33,6 +36,9 @@ def resolve(spec: JobSpec, facts: Facts) -> JobSpec:
     changes["training"] = {"accelerator": spec.training.accelerator.model_copy(update=_off(spec))}
     if spec.data.block_steps == "auto":
         changes["data"]["block_steps"] = _block_steps(spec)
+    for key, found in (("shape", facts.data_shape), ("format", facts.data_format)):
+        if found is not None:
+            changes["data"][key] = found
     if facts.num_gpus is not None and spec.resources.device == "auto":
         changes["resources"]["device"] = "cuda" if facts.num_gpus else "cpu"
     if facts.num_parameters is not None:

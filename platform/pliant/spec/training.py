@@ -1,12 +1,13 @@
 """How the model is trained: `training:` of a job spec."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from pliant.spec.base import Float, Int, Section
 
 Switch = bool | Literal["auto"]
+Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class AcceleratorSpec(Section):
@@ -47,7 +48,7 @@ class TrainingSpec(Section):
     """Where linear and cosine end, as a share of lr."""
     weight_decay: Float = Field(0.01, ge=0)
     """Applied to matrices only; biases and norms have none."""
-    betas: tuple[Float, Float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of AdamW's two moments."""
     eps: Float = Field(1e-8, gt=0)
     """Added to the root of AdamW's second moment."""

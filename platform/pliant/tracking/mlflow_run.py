@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pliant import __version__
+from pliant.files import file_lock
 from pliant.tracking import mlflow_library
 from pliant.tracking.events import BY_STEP, Event
-from pliant.tracking.files import file_lock
 from pliant.tracking.parameters import clean_name
 from pliant.tracking.run_state import RunState
 

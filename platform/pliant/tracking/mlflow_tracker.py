@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.errors import UserError
+from pliant.files import file_lock
 from pliant.tracking.events import Event
-from pliant.tracking.files import file_lock
 from pliant.tracking.journal import Journal
 from pliant.tracking.mlflow_run import MAX_METRICS, MlflowRun, connect
 from pliant.tracking.parameters import flatten_params, shorten

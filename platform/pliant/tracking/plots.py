@@ -5,8 +5,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from pliant.files import write_atomically
 from pliant.tracking.events import Event, History, replay
-from pliant.tracking.files import write_atomically
 
 _MARKS = {
     "failure": ("restart", "tab:red", ":"),

@@ -7,7 +7,7 @@ from typing import Literal
 from uuid import uuid4
 
 from pliant.errors import UserError
-from pliant.tracking.files import write_atomically
+from pliant.files import write_atomically
 
 STATE_FILE = "mlflow.json"
 Status = Literal["FINISHED", "FAILED", "KILLED"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pliant.files import write_atomically
 from pliant.tracking.events import Event, History, replay
-from pliant.tracking.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from pliant.batch import IGNORED, MicroBatch, StepBatch
-from pliant.errors import SpecError, TrainingDiverged
+from pliant.errors import TrainingDiverged
 from pliant.spec import JobSpec
 from pliant.spec.dotted import load_dotted
 from pliant.topology import Place
@@ -156,14 +156,10 @@ def build_engine(
 ) -> ZeroEngine:
     """Hands the model to DeepSpeed, with AdamW over it."""
     deepspeed = adapter.import_deepspeed(device.type)
-    if spec.training.precision == "fp16" and device.type == "cpu":
-        raise SpecError("training.precision is fp16, which CPUs do not train in. Use bf16 or fp32.")
     groups = parameter_groups(model, spec.training.weight_decay)
     # The rate is set before each step. DeepSpeed may take one without gradients to make the
     # optimizer's state; at a rate of 0 it changes no weights.
-    optimizer = torch.optim.AdamW(
-        groups, lr=0.0, betas=spec.training.betas, eps=spec.training.eps
-    )
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.training.betas, eps=spec.training.eps)
     if not dist.is_initialized():
         raise RuntimeError("the process group must exist before the engine")
     deepspeed_engine, *_ = deepspeed.initialize(

@@ -4,12 +4,12 @@ The steps in order: take the run directory, prepare the data, resolve the spec, 
 and the feeder, let Ray Train run the workers, then compare the ledger with the plan and sum up.
 """
 
-import fcntl
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,8 @@ from pliant.elastic.ray_adapter import (
     pliant_error_in,
     tune_environment,
 )
-from pliant.errors import ClusterError, JobError, PliantError, SpecError, UserError
+from pliant.errors import ClusterError, Interrupted, JobError, PliantError, SpecError, UserError
+from pliant.files import file_lock, write_atomically
 from pliant.spec import JobSpec
 from pliant.spec.dotted import load_dotted
 from pliant.spec.resolve import Facts, resolve
@@ -48,7 +49,6 @@ from pliant.tracking import (
     summarize,
     write_summary,
 )
-from pliant.tracking.files import write_atomically
 from pliant.tracking.mlflow_tracker import JOURNAL_FILE
 from pliant.tracking.redaction import recordable
 from pliant.training.deepspeed_config import deepspeed_config
@@ -103,7 +103,7 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
     tune_environment(spec.elastic.start_timeout_s)
     run_dir = runs_dir / spec.name
     with _sole_driver(run_dir):
-        task, manifest = plan_job(spec, runs_dir, run_dir, display)
+        task, manifest = plan_job(spec, runs_dir, run_dir, display, stop)
         uri = spec.tracking.mlflow_uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
         earlier = _finished_before(task, uri)
         if earlier is not None:
@@ -155,6 +155,8 @@ def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
     num_gpus = int(resources.get("GPU", 0))
     resolved = resolve(spec, Facts(num_gpus=num_gpus, num_parameters=num_parameters))
     on_gpu = resolved.resources.device == "cuda"
+    if spec.training.precision == "fp16" and not on_gpu:
+        raise SpecError("training.precision is fp16, which CPUs do not train in. Use bf16 or fp32.")
     kind, each = ("GPU", 1.0) if on_gpu else ("CPU", spec.resources.cpus_per_worker)
     room = int(resources.get(kind, 0) // each)
     if room < spec.elastic.min_workers:
@@ -167,11 +169,17 @@ def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
 
 
 def plan_job(
-    spec: JobSpec, runs_dir: Path, run_dir: Path, display: Display
+    spec: JobSpec, runs_dir: Path, run_dir: Path, display: Display, stop: StopSignal
 ) -> tuple[WorkerTask, dict[str, Any]]:
     """Everything that is decided before a worker starts."""
+
+    def prepared_so_far(done: int, total: int) -> None:
+        if stop.is_set():
+            raise Interrupted("Stopped while data was prepared; the finished chunks are kept.")
+        display.prepared(done, total)
+
     store_root = Path(spec.data.store) if spec.data.store else runs_dir / "stores"
-    prepared = prepare(spec, store_root, display.prepared)
+    prepared = prepare(spec, store_root, prepared_so_far)
     display.say(_data_line(prepared))
     vocab_size = prepared.manifest["vocab_size"]
     resolved = resolve(spec, Facts(vocab_size=vocab_size))
@@ -179,7 +187,7 @@ def plan_job(
     resolved = resolve_on_cluster(resolved, num_parameters)
     plan = DataPlan(_training_split(prepared), plan_settings(spec, shuffle=True))
     steps = spec.training.steps or plan.steps_in(spec.training.epochs or 1)
-    resolved = resolve(resolved, Facts(num_training_steps=steps))
+    resolved = resolve(resolved, Facts(num_training_steps=steps, **_found_in(prepared)))
     deepspeed_config(resolved)  # refuses a bad `extra` now
     need_space(run_dir, num_parameters * BYTES_PER_PARAMETER)
     grid = BlockGrid(
@@ -223,6 +231,14 @@ def _training_split(prepared: Prepared) -> Any:
     split = prepared.split("train")
     assert split is not None  # `prepare` refuses an empty training set
     return split
+
+
+def _found_in(prepared: Prepared) -> dict[str, str]:
+    """What looking at the data has decided."""
+    made_from = prepared.manifest["made_from"]
+    formats = {file["format"] for files in made_from["sources"].values() for file in files}
+    found = {"data_shape": made_from["shape"]}
+    return found | ({"data_format": formats.pop()} if len(formats) == 1 else {})
 
 
 def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:
@@ -324,6 +340,7 @@ def _conclude(
         mlflow_run_id=run_id,
     )
     write_summary(run_dir / "summary.json", summary)
+    shutil.rmtree(run_dir / "ray", ignore_errors=True)
     loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
     for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", "loss.png"):
         ray.get(recorder.artifact.remote(run_dir / name))
@@ -332,6 +349,9 @@ def _conclude(
     ray.kill(recorder)
     if error is None and state == "FAILED":
         error = JobError(reason or "The job failed.")
+    if error is not None and "details" in error.facts:
+        (run_dir / "error.txt").write_text(error.details, encoding="utf-8")
+        error = JobError(f"{error.message} The whole report is in {run_dir / 'error.txt'}.")
     return Outcome(summary, run_dir, uri, error, unsent)
 
 
@@ -375,16 +395,16 @@ def _sole_driver(run_dir: Path) -> Iterator[None]:
     """One driver per run directory; one that did not get as far as a record is removed again."""
     existed = run_dir.exists()
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("w") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            held.enter_context(file_lock(run_dir / ".lock", wait=False))
+        except BlockingIOError:
             raise UserError(
                 f"{run_dir.name} is running already. Wait for it, stop it, or choose another name."
             ) from None
         try:
             yield
-        except UserError:
+        except (UserError, Interrupted):
             if not existed:
                 _remove_empty(run_dir)
             raise
@@ -437,6 +457,3 @@ def _first_line(error: BaseException) -> str:
     """The last line of the first worker's traceback says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
-
-
-__all__ = ["Display", "Outcome", "SpecError", "StopSignal", "run_job"]

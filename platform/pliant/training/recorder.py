@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from pliant.errors import UserError
 from pliant.spec import JobSpec
 from pliant.tracking import MlflowTracker, system_metrics
 from pliant.tracking.events import Event, replay
@@ -170,15 +171,20 @@ class Recorder:
 
 
 def start_recorder(run_dir: Path, spec: JobSpec, uri: str, tags: dict[str, str]) -> Any:
-    """The job's recorder, on this node."""
+    """The job's recorder, on this node. Raises `UserError` where the cluster has one already."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    return (
-        ray.remote(num_cpus=0, max_concurrency=8)(Recorder)
-        .options(name=recorder_name(spec.name), namespace=NAMESPACE, scheduling_strategy=here)
-        .remote(run_dir, spec, uri, tags)
+    actor = ray.remote(num_cpus=0, max_concurrency=8)(Recorder).options(
+        name=recorder_name(spec.name), namespace=NAMESPACE, scheduling_strategy=here
     )
+    try:
+        return actor.remote(run_dir, spec, uri, tags)
+    except ValueError:
+        raise UserError(
+            f"A job named {spec.name} runs on this cluster already. Stop it, or choose another "
+            "name."
+        ) from None
 
 
 def tell_warnings(tell: Callable[[str], object]) -> None:

@@ -216,7 +216,9 @@ def call_directly(segments=SEGMENTS, mask=None, module=None, **keywords):
     query = torch.randn(2, 4, 16, 8)
     key = torch.randn(2, 2, 16, 8)
     module = module or torch.nn.Identity()
-    return packed_attention(module, query, key, key, mask, packed=PackedMetadata(segments), **keywords)
+    return packed_attention(
+        module, query, key, key, mask, packed=PackedMetadata(segments), **keywords
+    )
 
 
 def test_keywords_that_change_nothing_are_let_through():

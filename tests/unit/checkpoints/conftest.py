@@ -1,6 +1,7 @@
 from functools import partial
 
 import pytest
+
 from fakes.checkpoints import commit as commit_checkpoint
 
 

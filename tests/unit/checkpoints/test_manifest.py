@@ -4,10 +4,10 @@ import json
 import os
 
 import pytest
-from fakes.checkpoints import a_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.checkpoints import a_manifest
 from pliant.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
@@ -15,9 +15,9 @@ from pliant.checkpoints.manifest import (
     LedgerFile,
     Manifest,
     RankFile,
-    write_durably,
 )
 from pliant.errors import CheckpointDamaged
+from pliant.files import write_atomically
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", power_cut)
     with pytest.raises(OSError, match="power cut"):
-        write_durably(path, b"after")
+        write_atomically(path, b"after")
     assert path.read_bytes() == b"before"
 
 

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 import torch
-from fakes.checkpoints import NUMELS, cut, emptied, whole_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.checkpoints import NUMELS, cut, emptied, whole_tensors
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST
 from pliant.checkpoints.reader import check_tensors, committed, load, newest
@@ -183,7 +183,7 @@ def test_nothing_is_ever_unpickled(commit, root, ledger_root, monkeypatch):
 def test_a_tensor_of_another_size_is_named(commit, root, ledger_root):
     commit(5)
     other = Fragment("fp32", "weight", 0, 80, torch.empty(80))
-    with pytest.raises(CheckpointMismatch, match="fp32/weight with 60 elements.*80") as caught:
+    with pytest.raises(CheckpointMismatch, match=r"fp32/weight with 60 elements.*80") as caught:
         load(newest(root, ledger_root), [other])
     assert caught.value.key == "fp32/weight"
 
@@ -198,7 +198,7 @@ def test_a_tensor_that_the_model_lacks_is_named(commit, root, ledger_root):
     """A smaller model would load without a sign otherwise."""
     commit(5)
     fewer = {key: numel for key, numel in NUMELS.items() if key != "fp32/bias"}
-    with pytest.raises(CheckpointMismatch, match="fp32/bias.*this model has not") as caught:
+    with pytest.raises(CheckpointMismatch, match=r"fp32/bias.*this model has not") as caught:
         check_tensors(newest(root, ledger_root), fewer)
     assert caught.value.key == "fp32/bias"
 

@@ -3,14 +3,15 @@
 import resource
 import shutil
 from collections import namedtuple
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from fakes.checkpoints import cut, whole_tensors
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fakes.checkpoints import cut, whole_tensors
 from pliant.checkpoints import writer
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import file_digest
@@ -82,20 +83,23 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch
     assert (caught.value.free_bytes, caught.value.needed_bytes) == (needed, needed)
 
 
-@pytest.fixture
+@contextmanager
 def small_files():
-    """The system refuses to write files of more than 100 bytes."""
+    """The system refuses to write files of more than 100 bytes; pytest's own among them."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_what_the_disk_refuses_is_an_os_error(tmp_path):
     """Of safetensors' own error the other ranks would not be told: they would wait for ever."""
-    with pytest.raises(OSError, match=r"rank-00000\.safetensors could not be written"):
-        write_rank_file(tmp_path, 0, cut(whole_tensors(), 1)[0])
+    fragments = cut(whole_tensors(), 1)[0]
+    expected = pytest.raises(OSError, match=r"rank-00000\.safetensors could not be written")
+    with expected, small_files():
+        write_rank_file(tmp_path, 0, fragments)
 
 
 def test_a_disk_that_fills_up_while_writing_has_no_space(tmp_path, monkeypatch):

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from fakes.checkpoints import a_manifest
 from fakes.jobs import TINY_LLAMA, tiny_spec
-
 from pliant.checkpoints.reader import Checkpoint
 from pliant.elastic.resume import check_identity, job_identity
 from pliant.errors import CheckpointMismatch
@@ -49,7 +49,11 @@ def test_what_may_change_is_not_looked_at(saved, changes):
         ({"data": {"window": 7}}, "data.window was 1000 and is now 7"),
         ({"data": {"packing": False}}, "data.packing was True and is now False"),
         (
-            {"model": {"config": {**TINY_LLAMA, "num_attention_heads": 2, "num_key_value_heads": 1}}},
+            {
+                "model": {
+                    "config": {**TINY_LLAMA, "num_attention_heads": 2, "num_key_value_heads": 1}
+                }
+            },
             "model.config.num_attention_heads was 4 and is now 2",
         ),
         (
@@ -71,7 +75,7 @@ def test_what_must_not_change_is_named_with_both_values(saved, changes, sentence
 def test_a_setting_that_was_taken_out_is_named(saved):
     before = {**saved.manifest.identity, "model.config.rope_theta": 7.0}
     older = replace(saved, manifest=replace(saved.manifest, identity=before))
-    with pytest.raises(CheckpointMismatch, match="rope_theta was 7.0 and is now None"):
+    with pytest.raises(CheckpointMismatch, match=r"rope_theta was 7.0 and is now None"):
         check(older)
 
 
@@ -79,7 +83,7 @@ def test_other_adapters_on_the_same_model_are_refused(tmp_path):
     spec = tiny_spec({"model": {"lora": {"r": 4, "alpha": 8}}})
     saved = Checkpoint(tmp_path, a_manifest(identity=job_identity(spec, "key")))
     changed = tiny_spec({"model": {"lora": {"r": 4, "alpha": 16}}})
-    with pytest.raises(CheckpointMismatch, match="model.lora.alpha was 8.0 and is now 16.0"):
+    with pytest.raises(CheckpointMismatch, match=r"model.lora.alpha was 8.0 and is now 16.0"):
         check_identity(saved, job_identity(changed, "key"), saved.manifest.frozen_digest)
 
 

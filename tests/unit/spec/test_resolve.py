@@ -1,7 +1,10 @@
 """What is left to "auto" is decided from facts; what was asked for stays."""
 
+from typing import Any
+
 import pytest
 
+from fakes.jobs import tiny_spec
 from pliant.errors import SpecError
 from pliant.spec import load_spec
 from pliant.spec.resolve import BLOCK_BYTES, BYTES_PER_TOKEN, Facts, flatten, resolve, unresolved
@@ -53,6 +56,7 @@ EXPLICIT = {
     "deepspeed.allgather_bucket_size": 6,
     "deepspeed.stage3_prefetch_bucket_size": 7,
     "deepspeed.stage3_param_persistence_threshold": 0,
+    "deepspeed.zero_stage": 2,
     "deepspeed.overlap_comm": True,
     "deepspeed.communication_data_type": "bf16",
     "resources.device": "cuda",
@@ -135,3 +139,17 @@ def test_a_larger_vocabulary_may_be_written_as_text(load):
 def test_a_model_without_a_config_has_no_vocabulary_to_set(load):
     spec = load("model.config=null", "model.path=somewhere")
     assert resolve(spec, ALL).model == spec.model
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"overlap_comm": True, "zero_stage": 1}, "overlap_comm needs zero_stage 2 or 3"),
+        ({"offload_optimizer": "cpu", "zero_stage": 0}, "offload_optimizer needs"),
+        ({"offload_param": "cpu", "zero_stage": 2}, "offload_param needs zero_stage 3"),
+        ({"reduce_bucket_size": 0}, "holds at least one element"),
+    ],
+)
+def test_what_deepspeed_would_crash_on_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        tiny_spec({"deepspeed": changes})

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fakes.jobs import tiny_spec
 
+from fakes.jobs import tiny_spec
 from pliant.errors import SpecError
 from pliant.spec.resolve import flatten
 from pliant.training.deepspeed_config import (

@@ -8,11 +8,13 @@ import math
 
 import pytest
 import torch
-from fakes import measure
-from fakes.ranks import run_ranks
 
-from pliant.errors import TrainingDiverged
-from pliant.training.engine import parameter_groups, seed_micro_batch
+from fakes import measure
+from fakes.jobs import tiny_spec
+from fakes.ranks import run_ranks
+from pliant.errors import RanksDisagree, SpecError, TrainingDiverged
+from pliant.topology import Place
+from pliant.training.engine import build_engine, parameter_groups, seed_micro_batch
 
 STAGES = [0, 1, 2, 3]
 WORLDS = [1, 2, 3]
@@ -26,6 +28,7 @@ def measured():
         ranks = run_ranks(measure.engine, world_size)
         for other in ranks[1:]:
             assert other["curves"] == ranks[0]["curves"]
+            assert str(other["disagreement"]) == str(ranks[0]["disagreement"])
         results[world_size] = ranks[0]
     return results
 
@@ -48,7 +51,7 @@ def test_losses_do_not_depend_on_the_stage(measured, world_size):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*STAGES, "round robin"])
 def test_the_first_step_is_that_of_plain_torch_on_the_unpacked_samples(measured, world_size, stage):
     expected = measured[1]["plain"]
     step = measured[world_size]["first_step"][stage]
@@ -82,6 +85,18 @@ def test_a_batch_without_targets_has_the_loss_0_and_breaks_nothing(measured, wor
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_votes_of_the_ranks_are_counted(measured, world_size):
     assert measured[world_size]["votes"] == [0, 1, world_size]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_holds_something_else_is_named_to_all(measured, world_size):
+    error = measured[world_size]["disagreement"]
+    assert isinstance(error, RanksDisagree)
+    assert error.ranks == [world_size - 1]
+    assert f"The last words of rank {world_size - 1} differ" in str(error)
+
+
+def test_a_single_rank_agrees_with_itself(measured):
+    assert measured[1]["disagreement"] is None
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -122,6 +137,12 @@ def test_only_matrices_decay():
 def test_a_model_of_matrices_only_has_one_group():
     (group,) = parameter_groups(torch.nn.Linear(3, 4, bias=False), 0.3)
     assert group["weight_decay"] == 0.3
+
+
+def test_fp16_on_a_cpu_is_refused():
+    spec = tiny_spec({"training": {"precision": "fp16"}})
+    with pytest.raises(SpecError, match="Use bf16 or fp32"):
+        build_engine(torch.nn.Linear(2, 2), spec, Place(0, 1), torch.device("cpu"))
 
 
 def test_dropout_follows_from_seed_step_and_micro_batch():

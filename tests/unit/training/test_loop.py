@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from fakes.own_code import LowestLoss
-
 from pliant.batch import StepBatch
 from pliant.spec.dotted import load_dotted
 from pliant.training.engine import StepResult

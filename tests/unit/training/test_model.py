@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+
 from fakes import own_code
 from fakes.jobs import TINY_LLAMA, tiny_spec
-
 from pliant.accel.attention import registered
 from pliant.batch import PackedMetadata
 from pliant.errors import ModelError, SpecError
@@ -106,7 +106,7 @@ def test_weights_in_bf16_are_trained_in_fp32(saved):
 
 
 def test_embeddings_for_fewer_tokens_than_the_tokenizer_has_are_refused(saved):
-    with pytest.raises(ModelError, match="tokenizer has 65 tokens.*embeddings for 64"):
+    with pytest.raises(ModelError, match=r"tokenizer has 65 tokens.*embeddings for 64"):
         build({"path": str(saved)}, vocab_size=65)
     build({"path": str(saved)}, vocab_size=63)
 
@@ -143,7 +143,7 @@ def test_a_factory_that_is_not_there_is_named():
 
 
 def test_a_model_that_cannot_recompute_is_told_so():
-    with pytest.raises(ModelError, match="activation_checkpointing.*AverageSoFar"):
+    with pytest.raises(ModelError, match=r"activation_checkpointing.*AverageSoFar"):
         build(own("average_so_far"), activation_checkpointing=True)
 
 
@@ -162,7 +162,7 @@ def test_a_model_that_cannot_recompute_is_told_so():
 def test_a_config_that_describes_no_model_is_a_sentence(config):
     spec = spec_of({"config": {"vocab_size": V, **config}})
     for action in (build_model, count_beforehand):
-        with pytest.raises(ModelError, match="model.config does not describe"):
+        with pytest.raises(ModelError, match=r"model.config does not describe"):
             action(spec, V)
 
 
@@ -227,7 +227,9 @@ def test_weights_that_are_missing_do_not_start_at_random(saved):
     weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks 1 of the model's weights, .*layers\.1\.mlp\.up_proj"):
+    with pytest.raises(
+        ModelError, match=r"lacks 1 of the model's weights, .*layers\.1\.mlp\.up_proj"
+    ):
         build({"path": str(saved)})
 
 
@@ -249,7 +251,7 @@ def test_lora_gets_gradients_when_activations_are_recomputed():
 
 
 def test_lora_on_modules_that_are_not_there_is_a_sentence():
-    with pytest.raises(ModelError, match="model.lora does not fit"):
+    with pytest.raises(ModelError, match=r"model.lora does not fit"):
         build({**llama(), "lora": {"target_modules": ["no_such_module"]}})
 
 

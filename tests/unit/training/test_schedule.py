@@ -1,10 +1,10 @@
 """The learning rate of each step."""
 
 import pytest
-from fakes.jobs import tiny_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.jobs import tiny_spec
 from pliant.training.schedule import learning_rate
 
 

@@ -10,11 +10,11 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 import torch
+
 from fakes import restarts
 from fakes.engines import global_batch
 from fakes.ranks import run_ranks
 from fakes.restarts import MODELS, SAVED_STEP, VARIANTS, at_stage
-
 from pliant.checkpoints.manifest import Manifest
 from pliant.checkpoints.reader import committed
 from pliant.errors import CheckpointMismatch, NoSpace
