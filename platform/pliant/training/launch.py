@@ -187,7 +187,7 @@ def plan_job(
     resolved = resolve_on_cluster(resolved, num_parameters)
     plan = DataPlan(_training_split(prepared), plan_settings(spec, shuffle=True))
     steps = spec.training.steps or plan.steps_in(spec.training.epochs or 1)
-    resolved = resolve(resolved, Facts(num_training_steps=steps, **_found_in(prepared)))
+    resolved = resolve(resolved, _found_in(prepared, steps))
     deepspeed_config(resolved)  # refuses a bad `extra` now
     need_space(run_dir, num_parameters * BYTES_PER_PARAMETER)
     grid = BlockGrid(
@@ -233,12 +233,15 @@ def _training_split(prepared: Prepared) -> Any:
     return split
 
 
-def _found_in(prepared: Prepared) -> dict[str, str]:
+def _found_in(prepared: Prepared, num_training_steps: int) -> Facts:
     """What looking at the data has decided."""
     made_from = prepared.manifest["made_from"]
     formats = {file["format"] for files in made_from["sources"].values() for file in files}
-    found = {"data_shape": made_from["shape"]}
-    return found | ({"data_format": formats.pop()} if len(formats) == 1 else {})
+    return Facts(
+        num_training_steps=num_training_steps,
+        data_shape=made_from["shape"],
+        data_format=formats.pop() if len(formats) == 1 else None,
+    )
 
 
 def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:

@@ -47,14 +47,18 @@ def test_pliant_accumulates_and_steps_itself(stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_settings_of_stage_3_are_given_at_stage_3_only(stage):
-    zero = config(stage, deepspeed={"offload_optimizer": "cpu", "offload_param": "cpu"})[
-        "zero_optimization"
-    ]
+    zero = config(stage)["zero_optimization"]
     assert zero["stage"] == stage
-    assert zero["offload_optimizer"] == {"device": "cpu"}
-    only_3 = {"stage3_prefetch_bucket_size", "sub_group_size", "offload_param"}
-    assert (only_3 <= zero.keys()) == (stage == 3)
-    assert (not only_3 & zero.keys()) == (stage != 3)
+    only_3 = {"stage3_prefetch_bucket_size", "stage3_max_live_parameters", "sub_group_size"}
+    assert only_3 & zero.keys() == (only_3 if stage == 3 else set())
+    assert not {"offload_optimizer", "offload_param"} & zero.keys()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_offloading_is_passed_on(stage):
+    what = ["offload_optimizer", "offload_param"] if stage == 3 else ["offload_optimizer"]
+    zero = config(stage, deepspeed=dict.fromkeys(what, "cpu"))["zero_optimization"]
+    assert {key: zero[key] for key in what} == dict.fromkeys(what, {"device": "cpu"})
 
 
 def test_what_the_spec_says_arrives():

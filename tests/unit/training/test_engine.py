@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from fakes import measure
-from fakes.jobs import tiny_spec
 from fakes.ranks import run_ranks
-from pliant.errors import RanksDisagree, SpecError, TrainingDiverged
-from pliant.topology import Place
-from pliant.training.engine import build_engine, parameter_groups, seed_micro_batch
+from pliant.errors import RanksDisagree, TrainingDiverged
+from pliant.training.engine import parameter_groups, seed_micro_batch
 
 STAGES = [0, 1, 2, 3]
 WORLDS = [1, 2, 3]
@@ -137,12 +135,6 @@ def test_only_matrices_decay():
 def test_a_model_of_matrices_only_has_one_group():
     (group,) = parameter_groups(torch.nn.Linear(3, 4, bias=False), 0.3)
     assert group["weight_decay"] == 0.3
-
-
-def test_fp16_on_a_cpu_is_refused():
-    spec = tiny_spec({"training": {"precision": "fp16"}})
-    with pytest.raises(SpecError, match="Use bf16 or fp32"):
-        build_engine(torch.nn.Linear(2, 2), spec, Place(0, 1), torch.device("cpu"))
 
 
 def test_dropout_follows_from_seed_step_and_micro_batch():
