@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_model_is_the_users_error_and_is_not_retried(
     outcome, _ = run(spec_of(data, "undisturbed", wider), runs_dir)
     assert isinstance(outcome.error, CheckpointMismatch)
     assert outcome.error.exit_code == 2
-    assert "is of another model" in outcome.error.message
+    assert "model.config.hidden_size was 32 and is now 48" in outcome.error.message
     assert outcome.summary.restarts == 0
 
 

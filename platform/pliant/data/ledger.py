@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pliant.batch import StepBatch
 from pliant.data.plan import DataPlan
+from pliant.files import replacing
 
 Entries = list[tuple[int, NDArray[np.int64]]]
 """(step, the pieces that a rank ran in it)."""
@@ -42,14 +43,14 @@ class Ledger:
 def write_ledger(path: Path, ranks: Iterable[Entries]) -> tuple[int, int]:
     """The entries of all ranks as one file; returns the first and the last step in it."""
     entries = sorted((entry for rank in ranks for entry in rank), key=lambda entry: entry[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {
             "step": pa.array([step for step, _ in entries], type=pa.int64()),
             "pieces": pa.array([ids for _, ids in entries], type=pa.list_(pa.int64())),
         }
     )
-    pq.write_table(table, path, compression="zstd")
+    with replacing(path) as file:
+        pq.write_table(table, file, compression="zstd")
     return entries[0][0], entries[-1][0]
 
 

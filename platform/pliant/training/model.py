@@ -46,8 +46,23 @@ def build_model(spec: JobSpec, vocab_size: int) -> torch.nn.Module:
         _recompute_activations(model, has_adapters=spec.model.lora is not None)
     if spec.model.lora is not None:
         model = _with_adapters(model, spec.model.lora, spec.training.seed)
+    _check_positions(model, spec.data.seq_len)
     check_segments_apart(model, vocab_size)
     return model
+
+
+def _check_positions(model: torch.nn.Module, seq_len: int) -> None:
+    """A learned table of positions must reach to the end of a row, padding included."""
+    for name, module in model.named_modules():
+        is_table = isinstance(module, torch.nn.Embedding) and (
+            "position" in name or name.endswith("wpe")
+        )
+        if is_table and module.num_embeddings < seq_len:
+            raise ModelError(
+                f"data.seq_len is {seq_len}, and the model has {module.num_embeddings} learned "
+                f"positions ({name}). Set seq_len to {module.num_embeddings} or less.",
+                module=name,
+            )
 
 
 def forward(

@@ -284,3 +284,10 @@ def test_tied_weights_stay_tied(tmp_path):
     for origin in (llama(tie_word_embeddings=True), {"path": str(tmp_path)}):
         model = build(origin)
         assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_row_longer_than_the_learned_positions_is_refused() -> None:
+    short = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 15}
+    spec = tiny_spec({"model": {"config": {**short, "vocab_size": 64}}})
+    with registered(), pytest.raises(ModelError, match="15 learned positions"):
+        build_model(spec, 64)
