@@ -93,3 +93,10 @@ class LowestLoss:
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
         if result.loss < self.loss:
             self.step, self.loss = progress.step, result.loss
+
+
+def upper_case(record: dict[str, Any]) -> dict[str, Any] | None:
+    """A transform: drops every record whose prompt has a 7, and shouts the rest."""
+    if "7" in record["prompt"]:
+        return None
+    return {"prompt": record["prompt"].upper(), "completion": record["completion"].upper()}
