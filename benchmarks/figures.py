@@ -32,13 +32,3 @@ def write(path: Path, compared_with: str, **figures: Figure) -> None:
     body: dict[str, Any] = {"compared_with": compared_with}
     body |= {name: figure.as_dict() for name, figure in figures.items()}
     path.write_text(json.dumps(body, indent=2) + "\n")
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def say(self, sentence: str) -> None: ...
-
-    def prepared(self, done: int, total: int) -> None: ...
-
-    def update(self, status: Any, total_steps: int) -> None: ...

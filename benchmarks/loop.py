@@ -31,6 +31,7 @@ from pliant.topology import BatchShape, Place
 from pliant.training import launch, worker
 from pliant.training.callbacks import CompareRanks, KeepLedger, ReportSteps
 from pliant.training.loop import train
+from pliant.training.planning import plan_job
 from pliant.training.progress import Progress
 from pliant.training.recorder import Reporter, recorder_name, start_recorder
 
@@ -55,7 +56,7 @@ def main() -> None:
         launch.tune_environment(spec.elastic.start_timeout_s)
         run_dir = runs_dir / spec.name
         run_dir.mkdir(parents=True, exist_ok=True)
-        task, _ = launch.plan_job(spec, runs_dir, run_dir, figures.Silent(), threading.Event())
+        task = plan_job(spec, runs_dir).task
         recorder = start_recorder(run_dir, task.spec, f"sqlite:///{runs_dir / 'mlflow.db'}", {})
         start_feeder(spec.name, task.grid)
         try:

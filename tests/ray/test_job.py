@@ -16,7 +16,8 @@ from pliant.spec import JobSpec
 from pliant.spec.load import build_spec, merge
 from pliant.tracking import Journal
 from pliant.tracking.events import replay
-from pliant.training.launch import Outcome, run_job
+from pliant.training.conclusion import Outcome
+from pliant.training.launch import run_job
 
 STEPS = 12
 pytestmark = pytest.mark.usefixtures("embedded_ray")

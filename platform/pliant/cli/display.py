@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.status import Status as Spinner
 from rich.table import Table
 
-from pliant.training.launch import Outcome
+from pliant.training.conclusion import Outcome
 from pliant.training.recorder import Status
 
 

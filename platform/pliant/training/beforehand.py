@@ -9,8 +9,8 @@ from pliant.data.tokenizer import load_tokenizer
 from pliant.spec import JobSpec
 from pliant.spec.resolve import Facts, resolve
 from pliant.training.deepspeed_config import check_extra
-from pliant.training.launch import check_plugins
 from pliant.training.model import count_beforehand
+from pliant.training.planning import check_plugins
 
 
 def resolve_beforehand(spec: JobSpec) -> JobSpec:

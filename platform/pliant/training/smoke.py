@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 from pliant.spec import JobSpec
-from pliant.training.launch import Display, Outcome, StopSignal, run_job
+from pliant.training.conclusion import Outcome, StopSignal
+from pliant.training.launch import Display, run_job
 
 
 def run_smoke(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -> Outcome:

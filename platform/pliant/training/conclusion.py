@@ -1,0 +1,121 @@
+"""Ends a job: compares the ledger with the plan, sums up, and closes the record."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from pliant.checkpoints import reader
+from pliant.checkpoints.manifest import Manifest
+from pliant.data.feeder import BlockGrid
+from pliant.data.ledger import Audit, audit
+from pliant.errors import CheckpointDamaged, JobError, PliantError
+from pliant.tracking import Journal, Summary, loss_plot, read_summary, summarize, write_summary
+from pliant.tracking.mlflow_tracker import JOURNAL_FILE
+from pliant.training.worker import WorkerTask
+
+TRACKING_DEADLINE_S = 30.0
+RUN_ID_DEADLINE_S = 5.0
+
+
+class StopSignal(Protocol):
+    """Set when the user wants the job to stop."""
+
+    def is_set(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    summary: Summary
+    run_dir: Path
+    mlflow_uri: str
+    error: PliantError | None
+    unsent_events: int
+
+
+def conclude(
+    task: WorkerTask, recorder: Any, uri: str, error: PliantError | None, stop: StopSignal
+) -> Outcome:
+    """Everything that is left to do once the workers have ended."""
+    run_dir = task.run_dir
+    checkpoint = None
+    try:
+        checkpoint = newest_manifest(run_dir)
+    except CheckpointDamaged as damage:
+        error = error or damage
+    checked = check_ledger(run_dir, task.grid, checkpoint)
+    state, reason = _verdict(task, checkpoint, error, checked, stop)
+    ray.get(recorder.append.remote({"kind": "end", "state": state, "reason": reason}))
+    run_id = ray.get(recorder.run_id.remote(RUN_ID_DEADLINE_S))
+    summary = summarize(
+        Journal(run_dir / JOURNAL_FILE).events(),
+        state=state,
+        reason=reason,
+        samples_missing=checked.missing + checked.misplaced,
+        samples_duplicated=checked.duplicated,
+        mlflow_run_id=run_id,
+    )
+    write_summary(run_dir / "summary.json", summary)
+    shutil.rmtree(run_dir / "ray", ignore_errors=True)
+    loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
+    for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", "loss.png"):
+        ray.get(recorder.artifact.remote(run_dir / name))
+    status = {"FINISHED": "FINISHED", "INTERRUPTED": "KILLED"}.get(state, "FAILED")
+    unsent = ray.get(recorder.finish.remote(status, TRACKING_DEADLINE_S))
+    ray.kill(recorder)
+    if error is None and state == "FAILED":
+        error = JobError(reason or "The job failed.")
+    if error is not None and "details" in error.facts:
+        (run_dir / "error.txt").write_text(error.details, encoding="utf-8")
+        error = JobError(f"{error.message} The whole report is in {run_dir / 'error.txt'}.")
+    return Outcome(summary, run_dir, uri, error, unsent)
+
+
+def _verdict(
+    task: WorkerTask,
+    checkpoint: Manifest | None,
+    error: PliantError | None,
+    checked: Audit,
+    stop: StopSignal,
+) -> tuple[str, str | None]:
+    steps = checkpoint.step if checkpoint else 0
+    if error is not None:
+        return "FAILED", error.message
+    if not checked.is_exact:
+        return "FAILED", (
+            f"The ledger differs from the plan: {checked.missing} samples missing, "
+            f"{checked.duplicated} duplicated, {checked.misplaced} in the wrong step."
+        )
+    if steps == task.spec.training.steps:
+        return "FINISHED", None
+    if stop.is_set():
+        return "INTERRUPTED", f"stopped after step {steps}; start it again to go on"
+    return "FAILED", f"The workers ended after step {steps} of {task.spec.training.steps}."
+
+
+def newest_manifest(run_dir: Path) -> Manifest | None:
+    """Of the newest checkpoint that is whole; None where there is none yet."""
+    checkpoint = reader.newest(run_dir / "checkpoints", run_dir / "ledger")
+    return None if checkpoint is None else checkpoint.manifest
+
+
+def check_ledger(run_dir: Path, grid: BlockGrid, checkpoint: Manifest | None) -> Audit:
+    """What the newest checkpoint says was trained, against the plan up to its step."""
+    if checkpoint is None:
+        return Audit(steps=0, missing=0, duplicated=0, misplaced=0)
+    files = [run_dir / "ledger" / entry.file for entry in checkpoint.ledger]
+    return audit(files, grid.open(), checkpoint.step)
+
+
+def finished_before(task: WorkerTask, uri: str) -> Outcome | None:
+    """How the job ended, where it was started again though there is nothing left to do."""
+    path = task.run_dir / "summary.json"
+    if not path.is_file():
+        return None
+    summary = read_summary(path)
+    is_done = summary.state == "FINISHED" and summary.steps == task.spec.training.steps
+    return Outcome(summary, task.run_dir, uri, None, 0) if is_done else None

@@ -1,0 +1,154 @@
+"""Decides everything about a job before a worker starts: data, sizes, and what "auto" becomes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pliant.checkpoints.writer import need_space
+from pliant.data.feeder import BlockGrid
+from pliant.data.plan import DataPlan, PlanSettings
+from pliant.data.prepare import Report, prepare
+from pliant.data.store import Prepared
+from pliant.errors import ClusterError, SpecError
+from pliant.spec import JobSpec
+from pliant.spec.dotted import load_dotted
+from pliant.spec.resolve import Facts, resolve
+from pliant.tracking import environment_manifest
+from pliant.tracking.redaction import recordable
+from pliant.training.deepspeed_config import deepspeed_config
+from pliant.training.model import count_beforehand
+from pliant.training.worker import WorkerTask
+
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: an fp32 master and two moments."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What the driver has decided."""
+
+    task: WorkerTask
+    prepared: Prepared
+    num_parameters: int
+    """Trainable ones."""
+
+    def manifest(self, spec: JobSpec) -> dict[str, Any]:
+        """What is kept of it, beside what was asked."""
+        return {
+            "name": spec.name,
+            "spec": recorded(spec),
+            "resolved": recorded(self.task.spec),
+            "num_parameters": self.num_parameters,
+            "data": {
+                "key": self.prepared.key,
+                "accounting": self.prepared.manifest["accounting"],
+            },
+            "environment": environment_manifest(spec.env),
+        }
+
+
+def check_plugins(spec: JobSpec) -> None:
+    """Raises `SpecError` for own code that cannot be imported, before anything is started."""
+    named: dict[str, list[str | None]] = {
+        "model.factory": [spec.model.factory],
+        "training.loss": [spec.training.loss],
+        "training.callbacks": [*spec.training.callbacks],
+        "data.transform": [spec.data.transform],
+    }
+    for key, paths in named.items():
+        for path in paths:
+            if path is not None:
+                load_dotted(path, key)
+
+
+def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
+    """The spec as the cluster decides it. Raises `ClusterError` where the cluster is too small."""
+    resources = ray.cluster_resources()
+    num_gpus = int(resources.get("GPU", 0))
+    resolved = resolve(spec, Facts(num_gpus=num_gpus, num_parameters=num_parameters))
+    on_gpu = resolved.resources.device == "cuda"
+    if spec.training.precision == "fp16" and not on_gpu:
+        raise SpecError("training.precision is fp16, which CPUs do not train in. Use bf16 or fp32.")
+    kind, each = ("GPU", 1.0) if on_gpu else ("CPU", spec.resources.cpus_per_worker)
+    room = int(resources.get(kind, 0) // each)
+    if room < spec.elastic.min_workers:
+        raise ClusterError(
+            f"The cluster has room for {room} workers ({resources.get(kind, 0):g} {kind}s) and "
+            f"elastic.min_workers is {spec.elastic.min_workers}. Lower it, or add nodes.",
+            room=room,
+        )
+    return resolved
+
+
+def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> JobPlan:
+    """Prepares the data, if need be, and resolves the spec; `report` is told how many chunks of the
+    data are done, and of how many. Raises `UserError` where the job cannot be run."""
+    store_root = Path(spec.data.store) if spec.data.store else runs_dir / "stores"
+    prepared = prepare(spec, store_root, report)
+    vocab_size = prepared.manifest["vocab_size"]
+    resolved = resolve(spec, Facts(vocab_size=vocab_size))
+    num_parameters = count_beforehand(resolved, vocab_size)
+    resolved = resolve_on_cluster(resolved, num_parameters)
+    plan = DataPlan(_training_split(prepared), plan_settings(spec, shuffle=True))
+    steps = spec.training.steps or plan.steps_in(spec.training.epochs or 1)
+    resolved = resolve(resolved, _found_in(prepared, steps))
+    deepspeed_config(resolved)  # refuses a bad `extra` now
+    need_space(runs_dir, num_parameters * BYTES_PER_PARAMETER)
+    grid = BlockGrid(
+        split_path=plan.split.path,
+        settings=plan.settings,
+        pad_id=prepared.manifest["pad_id"],
+        num_steps=steps,
+        block_steps=int(resolved.data.block_steps),
+    )
+    task = WorkerTask(
+        spec=resolved,
+        run_dir=runs_dir / spec.name,
+        grid=grid,
+        held_out=_held_out(prepared, spec),
+        data_key=prepared.key,
+        vocab_size=vocab_size,
+    )
+    return JobPlan(task, prepared, num_parameters)
+
+
+def plan_settings(spec: JobSpec, shuffle: bool) -> PlanSettings:
+    return PlanSettings(
+        seq_len=spec.data.seq_len,
+        global_batch_size=spec.training.global_batch_size,
+        window=spec.data.window,
+        packing=spec.data.packing,
+        shuffle=shuffle,
+        seed=spec.training.seed,
+    )
+
+
+def _training_split(prepared: Prepared) -> Any:
+    split = prepared.split("train")
+    assert split is not None  # `prepare` refuses an empty training set
+    return split
+
+
+def _found_in(prepared: Prepared, num_training_steps: int) -> Facts:
+    """What looking at the data has decided."""
+    made_from = prepared.manifest["made_from"]
+    formats = {file["format"] for files in made_from["sources"].values() for file in files}
+    return Facts(
+        num_training_steps=num_training_steps,
+        data_shape=made_from["shape"],
+        data_format=formats.pop() if len(formats) == 1 else None,
+    )
+
+
+def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:
+    settings = plan_settings(spec, shuffle=False)
+    splits = {name: prepared.split(name) for name in ("validation", "test")}
+    return {name: (split.path, settings) for name, split in splits.items() if split is not None}
+
+
+def recorded(spec: JobSpec) -> dict[str, Any]:
+    """The spec as it may be written down: without what looks like a secret in `env`."""
+    tree = spec.model_dump(mode="json")
+    return tree | {"env": {name: recordable(name, value) for name, value in spec.env.items()}}
