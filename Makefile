@@ -11,11 +11,12 @@ help: ## Say what can be made
 
 setup: $(STAMP) ## Create the environment in .venv from the lock
 $(STAMP): requirements/build.txt requirements/lock.txt pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("pliant needs Python 3.11 or later, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/build.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements/lock.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@$(PYTHON) -c 'import sys; sys.exit("pliant needs Python 3.11 or later, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo "setting up .venv from the lock; this takes a few minutes the first time"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/build.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements/lock.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
 demo: setup ## Train a small model on two workers, lose one on the way, recover

@@ -28,7 +28,7 @@ def spec_path(tmp_path: Path) -> Path:
         "data": {"train": str(data), "tokenizer": {"train_vocab_size": 300}, "seq_len": 64},
         "training": {"global_batch_size": 4, "steps": 100_000, "schedule": "constant"},
         "checkpoint": {"every": 1000},
-        "env": {"PLIANT_TEST_SETTING": "7"},
+        "env": {"PLIANT_TEST_SETTING": "7", "HF_TOKEN": "hunter2"},
     }
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(tree))
@@ -42,7 +42,7 @@ def pliant(*arguments: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-        start_new_session=True,
+        process_group=0,
     )
 
 
@@ -63,10 +63,7 @@ def test_a_signal_stops_with_a_checkpoint_and_the_next_start_goes_on(
     runs = tmp_path / "runs"
     process = pliant("run", spec_path, "--runs-dir", runs)
     wait_for_step(runs / "command", 5)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: to Ray's processes as well
-    else:
-        process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal or `timeout` does
     out, err = process.communicate(timeout=90)
     assert process.returncode == 4, out + err
     assert "Traceback" not in out + err
@@ -85,7 +82,11 @@ def test_a_signal_stops_with_a_checkpoint_and_the_next_start_goes_on(
     assert (summary["steps_lost"], summary["restarts"]) == (0, 0)
     assert "PLIANT_TEST_SETTING=7" in err
     manifest = json.loads((runs / "command" / "manifest.json").read_text())
-    assert manifest["resolved"]["env"] == {"PLIANT_TEST_SETTING": "7"}
+    assert manifest["resolved"]["env"]["PLIANT_TEST_SETTING"] == "7"
+    written = [path for path in runs.rglob("*") if path.is_file()]
+    assert len(written) > 20
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in out + err
 
 
 def test_a_trial_run_evaluates_saves_and_resumes(spec_path: Path, tmp_path: Path) -> None:
@@ -105,6 +106,13 @@ BAD_COMMANDS = {
     "unknown option": (["run", "{spec}", "--fast"], "--fast"),
     "no such data": (["check", "{spec}", "--set", "data.train=gone.jsonl"], "gone.jsonl"),
     "unreachable": (["run", "{spec}", "--address", "127.0.0.1:9"], "127.0.0.1:9"),
+    "runs-dir is a file": (["run", "{spec}", "--runs-dir", "{spec}"], "Not a directory"),
+    "absurd row": (["check", "{spec}", "--set", "data.seq_len=1000000000000"], "seq_len"),
+    "unknown model": (
+        ["check", "{spec}", "--set", "model.config.model_type=lama"],
+        "Did you mean llama",
+    ),
+    "bad name": (["check", "{spec}", "--set", "name=../evil"], "must name a folder"),
     "no run": (["sync", "nobody"], "nobody"),
 }
 

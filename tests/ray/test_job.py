@@ -170,15 +170,19 @@ def test_a_stopped_job_goes_on_on_other_workers_where_it_was(
     assert "is finished" in lines[-1]
 
 
-def test_a_checkpoint_of_another_model_is_the_users_error_and_is_not_retried(
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_touched(
     undisturbed: Outcome, data: Path, runs_dir: Path
 ) -> None:
-    wider = {"model": {"config": {"hidden_size": 48}}, "training": {"steps": STEPS + 1}}
-    outcome, _ = run(spec_of(data, "undisturbed", wider), runs_dir)
-    assert isinstance(outcome.error, CheckpointMismatch)
-    assert outcome.error.exit_code == 2
-    assert "is of another model" in outcome.error.message
-    assert outcome.summary.restarts == 0
+    wider = {"model": {"config": {"hidden_size": 48}}}
+    before = {p: p.read_bytes() for p in undisturbed.run_dir.iterdir() if p.is_file()}
+    for steps in (STEPS, STEPS + 1):  # finished, or to be gone on with
+        changes = merge(wider, {"training": {"steps": steps}})
+        with pytest.raises(CheckpointMismatch) as caught:
+            run(spec_of(data, "undisturbed", changes), runs_dir)
+        assert caught.value.exit_code == 2
+        assert "model.config.hidden_size was 32 and is now 48" in caught.value.message
+    # Nothing of the good run was touched.
+    assert {p: p.read_bytes() for p in undisturbed.run_dir.iterdir() if p.is_file()} == before
 
 
 def test_a_tracking_server_that_is_down_does_not_stop_training(data: Path, runs_dir: Path) -> None:

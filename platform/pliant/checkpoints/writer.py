@@ -60,8 +60,8 @@ def need_space(directory: Path, size_bytes: int) -> None:
 
 def _no_space(directory: Path, free: int, size_bytes: int) -> NoSpace:
     return NoSpace(
-        f"{directory} has {free / 2**20:,.0f} MiB free and a checkpoint needs "
-        f"{size_bytes * SPARE_SHARE / 2**20:,.0f} MiB. Free some space or move --runs-dir.",
+        f"{directory} has {free / 2**20:,.1f} MiB free and a checkpoint needs "
+        f"{size_bytes * SPARE_SHARE / 2**20:,.1f} MiB. Free some space or move --runs-dir.",
         free_bytes=free,
         needed_bytes=size_bytes,
     )

@@ -111,7 +111,9 @@ def ui_command(outcome: Outcome) -> str:
     """How to look at the run in a browser."""
     if outcome.mlflow_uri.startswith("http"):
         return outcome.mlflow_uri
-    return f"pliant ui --runs-dir {_short(outcome.run_dir.parent)}   (or `make ui`)"
+    program = _short(Path(sys.argv[0]).absolute())
+    command = program if program.name == "pliant" else "python -m pliant"
+    return f"{command} ui --runs-dir {_short(outcome.run_dir.parent)}"
 
 
 def _short(path: Path) -> Path:

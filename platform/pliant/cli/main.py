@@ -95,9 +95,10 @@ def check(
 ) -> None:
     """Validate a spec, resolve what can be resolved beforehand, and print the result."""
     from pliant.training.beforehand import resolve_beforehand
+    from pliant.training.planning import recorded
 
     spec = resolve_beforehand(load_spec(spec_path, overlay or [], settings=settings or []))
-    tree = spec.model_dump(mode="json")
+    tree = recorded(spec)
     later = unresolved(spec)
     if as_json:
         typer.echo(json.dumps({"spec": tree, "decided_at_start": later}))

@@ -3,8 +3,9 @@
 import logging
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 
@@ -60,12 +61,30 @@ def _reach(address: str) -> None:
 def _start(num_cpus: int, level: int, verbose: bool) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=max(num_cpus, os.cpu_count() or 1),
-        include_dashboard=False,
-        logging_level=level,
-        log_to_driver=verbose,
-        _node_ip_address="127.0.0.1",
-    )
+    with _other_process_group():
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=max(num_cpus, os.cpu_count() or 1),
+            include_dashboard=False,
+            logging_level=level,
+            log_to_driver=verbose,
+            _node_ip_address="127.0.0.1",
+        )
+
+
+@contextmanager
+def _other_process_group() -> Iterator[None]:
+    """Processes started within are in a process group of their own: a signal to the driver's group,
+    from a terminal or `timeout`, reaches the driver alone, which then stops the job in order."""
+    own = os.getpgrp()
+    holder = subprocess.Popen(["sleep", "300"], process_group=0)
+    try:
+        with suppress(OSError):  # the leader of a session cannot leave its group
+            os.setpgid(0, holder.pid)
+        yield
+    finally:
+        if os.getpgrp() != own:
+            os.setpgid(0, own)
+        holder.kill()
+        holder.wait()

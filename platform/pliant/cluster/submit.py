@@ -124,13 +124,13 @@ def plan(
 
 
 def check_runs_dir(runs_dir: str) -> None:
-    """Raises `UserError` unless `runs_dir` means the same place on every machine."""
-    if os.path.isabs(runs_dir) or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://.", runs_dir):
+    """Raises `UserError` unless `runs_dir` can mean the same place on every machine."""
+    if os.path.isabs(runs_dir):
         return
     raise UserError(
         f"--runs-dir is {runs_dir!r}, but a submitted job runs in an unpacked package that "
-        "vanishes when it ends. Use an absolute path that every node sees, such as /mnt/runs, "
-        "or a URI such as s3://bucket/runs.",
+        "vanishes when it ends, and keeps its runs on a file system that all nodes share. Use an "
+        "absolute path there, such as /mnt/runs.",
         runs_dir=runs_dir,
     )
 

@@ -238,8 +238,8 @@ def _check_space(sources: Sources, path: Path, share: float) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise NoSpace(
-            f"{path.parent} has {free / 2**30:.1f} GiB free, and preparing the data may need "
-            f"{needed / 2**30:.1f} GiB. Free some space, or set data.store to another disk.",
+            f"{path.parent} has {free / 2**20:,.1f} MiB free, and preparing the data may need "
+            f"{needed / 2**20:,.1f} MiB. Free some space, or set data.store to another disk.",
             free_bytes=free,
             needed_bytes=needed,
         )

@@ -1,8 +1,8 @@
 """The only module that touches Ray Train's insides. Pinned to Ray 2.60.
 
 Ray Train has no slot for a failure policy; its trainer hands the policies to its controller in one
-overridable method, which is used here. `tests/ray/test_ray_adapter.py` fails clearly where another
-version moved something.
+overridable method, which is used here. `tests/unit/elastic/test_ray_adapter.py` fails clearly where
+another version moved something.
 """
 
 import os
@@ -52,13 +52,16 @@ class ElasticTrainer(TorchTrainer):
 
 
 class FailureReport(UserCallback):
-    """Tells the recorder, in the controller's process, that a worker group failed and why."""
+    """Tells the recorder, in the controller's process, that a worker group failed and why. What
+    pliant raised on purpose ends the run and is told at its end."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        self._recorder.failed.remote(describe(worker_exceptions))
+        causes = [root_cause(error) for error in worker_exceptions.values()]
+        if not any(isinstance(cause, PliantError) for cause in causes):
+            self._recorder.failed.remote(describe(worker_exceptions))
 
 
 def describe(failures: dict[int, Exception]) -> str:

@@ -26,8 +26,11 @@ def job_identity(spec: JobSpec, data_key: str) -> dict[str, Any]:
     }
 
 
-def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], frozen_digest: str) -> None:
-    """Raises `CheckpointMismatch` and names the first difference."""
+def check_identity(
+    checkpoint: Checkpoint, identity: dict[str, Any], frozen_digest: str | None = None
+) -> None:
+    """Raises `CheckpointMismatch` and names the first difference. The driver does not know the
+    frozen weights and leaves them to the workers."""
     manifest = checkpoint.manifest
     for key in [*identity, *sorted(manifest.identity.keys() - identity.keys())]:
         saved, value = manifest.identity.get(key), identity.get(key)
@@ -38,7 +41,7 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], frozen_dige
         else:
             found = f"{key} was {saved} and is now {value}"
         raise CheckpointMismatch(f"{found} since {checkpoint.directory}. {_ADVICE}", key=key)
-    if manifest.frozen_digest != frozen_digest:
+    if frozen_digest is not None and manifest.frozen_digest != frozen_digest:
         raise CheckpointMismatch(
             f"The frozen weights are not those that {checkpoint.directory} was trained on. "
             f"{_ADVICE}",

@@ -68,7 +68,7 @@ class DataSpec(Section):
     transform: str | None = None
     """Dotted path of a function `(record: dict) -> dict | None`, applied to each raw record; None
     drops it."""
-    seq_len: Int = Field(gt=1)
+    seq_len: Int = Field(gt=1, le=16_777_216)
     """Tokens per packed row."""
     packing: bool = True
     """Off: one sample a row, padded."""

@@ -1,6 +1,8 @@
 """One job: a frozen value that holds all that a user can ask for."""
 
-from pydantic import Field, field_validator
+import re
+
+from pydantic import field_validator
 
 from pliant.spec.base import Section
 from pliant.spec.data import DataSpec
@@ -15,7 +17,7 @@ from pliant.spec.training import TrainingSpec
 class JobSpec(Section):
     """One YAML file is one job."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str
     """Of the job; its files lie in `runs/NAME`. A job started again under its name goes on."""
     model: ModelSpec
     data: DataSpec
@@ -28,6 +30,16 @@ class JobSpec(Section):
     resources: ResourcesSpec = ResourcesSpec()
     env: dict[str, str] = {}
     """Environment variables of every worker (NCCL and others), the same on every node."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise ValueError(
+                f"is {name!r}, and it must name a folder: at most 100 letters, digits, dots, "
+                "dashes and underscores, the first a letter or digit"
+            )
+        return name
 
     @field_validator("env", mode="before")
     @classmethod

@@ -33,9 +33,9 @@ class TrackingSpec(Section):
     @field_validator("mlflow_uri")
     @classmethod
     def _no_password(cls, uri: str | None) -> str | None:
-        if uri is not None and urlsplit(uri).password:
+        if uri is not None and "@" in urlsplit(uri).netloc:
             raise ValueError(
-                "holds a password, and a spec is recorded. Set MLFLOW_TRACKING_USERNAME and "
+                "holds a login, and a spec is recorded. Set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the environment instead"
             )
         return uri

@@ -11,7 +11,8 @@ Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class AcceleratorSpec(Section):
-    """Optimisations of the training step. "auto" turns one on where it pays, and says so."""
+    """Optimisations of the training step. This version has none of them yet: "auto" is off, and
+    true is refused."""
 
     enable_metadata_cache: Switch = "auto"
     """Build the metadata of a packed batch once, not once per layer."""
@@ -74,6 +75,11 @@ class TrainingSpec(Section):
     def _length_and_batches(self) -> "TrainingSpec":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("needs exactly one of steps and epochs")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps at the "
+                "full learning rate. Lower it"
+            )
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "

@@ -16,6 +16,8 @@ from pliant.tracking.run_state import RunState
 
 log = logging.getLogger(__name__)
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's page then opens on training runs, not on traces of agents."""
 MAX_METRICS = 1000
 MAX_TAGS = 100
 MAX_CHARACTERS = 150_000
@@ -169,7 +171,9 @@ def _experiment_id(client: Any, state: RunState) -> str:
     experiment = client.get_experiment_by_name(state.experiment)
     if experiment is None:
         try:
-            return client.create_experiment(state.experiment, _artifact_location(state.uri))
+            return client.create_experiment(
+                state.experiment, _artifact_location(state.uri), tags=EXPERIMENT_TAGS
+            )
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise

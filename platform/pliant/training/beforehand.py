@@ -5,12 +5,11 @@ from pathlib import Path
 import torch
 
 from pliant.data.sources import find_files
-from pliant.data.tokenizer import load_tokenizer
 from pliant.spec import JobSpec
 from pliant.spec.resolve import Facts, resolve
 from pliant.training.deepspeed_config import check_extra
 from pliant.training.model import count_beforehand
-from pliant.training.planning import check_plugins
+from pliant.training.planning import check_model, check_plugins, guess_vocab_size
 
 
 def resolve_beforehand(spec: JobSpec) -> JobSpec:
@@ -21,24 +20,25 @@ def resolve_beforehand(spec: JobSpec) -> JobSpec:
     """
     check_plugins(spec)
     check_extra(spec.deepspeed.extra)
-    _check_data(spec)
-    spec = resolve(spec, Facts(num_gpus=torch.cuda.device_count()))
-    vocab_size = _vocab_size(spec)
-    if vocab_size is None:
-        return spec
+    formats = _formats(spec)
+    one_format = formats.pop() if len(formats) == 1 else None
+    spec = resolve(spec, Facts(num_gpus=torch.cuda.device_count(), data_format=one_format))
+    check_model(spec)
+    if spec.data.tokenizer.path is None:
+        return spec  # the tokenizer is still to be trained, and its size follows from the data
+    vocab_size = guess_vocab_size(spec)
     spec = resolve(spec, Facts(vocab_size=vocab_size))
     return resolve(spec, Facts(num_parameters=count_beforehand(spec, vocab_size)))
 
 
-def _check_data(spec: JobSpec) -> None:
+def _formats(spec: JobSpec) -> set[str]:
+    """Of all files that the data names; raises `DataError` where one is missing."""
+    formats: set[str] = set()
     for key in ("train", "validation", "test"):
         source = getattr(spec.data, key)
-        if source is not None and source != "stdlib://":
-            find_files(source, f"data.{key}", spec.data.format, Path())
-
-
-def _vocab_size(spec: JobSpec) -> int | None:
-    """None where the tokenizer is trained on data that nobody has read yet."""
-    if spec.data.tokenizer.path is None:
-        return None
-    return load_tokenizer(Path(spec.data.tokenizer.path).expanduser()).vocab_size
+        if source == "stdlib://":
+            formats.add("jsonl")
+        elif source is not None:
+            files = find_files(source, f"data.{key}", spec.data.format, Path())
+            formats |= {file.format for file in files}
+    return formats

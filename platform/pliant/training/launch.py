@@ -19,6 +19,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 
+from pliant.checkpoints import reader
 from pliant.data.feeder import start_feeder, stop_feeder
 from pliant.data.prepare import Report
 from pliant.data.store import Prepared
@@ -28,6 +29,7 @@ from pliant.elastic.ray_adapter import (
     pliant_error_in,
     tune_environment,
 )
+from pliant.elastic.resume import check_identity, job_identity
 from pliant.errors import Interrupted, JobError, PliantError, UserError
 from pliant.files import file_lock, write_atomically
 from pliant.spec import JobSpec
@@ -67,6 +69,7 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
         task = plan.task
         display.say(_data_line(plan.prepared))
         uri = spec.tracking.mlflow_uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
+        _check_that_it_goes_on(task)
         earlier = finished_before(task, uri)
         if earlier is not None:
             display.say(
@@ -86,6 +89,13 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
         finally:
             stop_feeder(spec.name)
         return conclude(task, recorder, uri, error, stop)
+
+
+def _check_that_it_goes_on(task: WorkerTask) -> None:
+    """Raises `CheckpointMismatch` before anything of an earlier run is touched."""
+    checkpoint = reader.newest(task.run_dir / "checkpoints", task.run_dir / "ledger")
+    if checkpoint is not None:
+        check_identity(checkpoint, job_identity(task.spec, task.data_key))
 
 
 def _watched(display: Display, stop: StopSignal) -> Report:
@@ -111,11 +121,16 @@ def _run_workers(
     assert task.spec.training.steps is not None
     while thread.is_alive():
         thread.join(POLL_S)
+        status = ray.get(recorder.status.remote())
+        display.update(status, task.spec.training.steps)
         if stop.is_set() and not asked:
             asked = True
+            ray.get(recorder.request_stop.remote())
+            if status.state == "starting":
+                # Nothing is being trained; workers that come up now would stop at once.
+                display.say("stopping while the workers start")
+                return None
             display.say("stopping after this step, with a checkpoint")
-            ray.get(recorder.request_stop.remote("asked by the user"))
-        display.update(ray.get(recorder.status.remote()), task.spec.training.steps)
     return outcome[0] if outcome else JobError("Ray Train ended without saying how.")
 
 
@@ -177,13 +192,18 @@ def worker_environment(spec: JobSpec) -> dict[str, str]:
 def _sole_driver(run_dir: Path) -> Iterator[None]:
     """One driver per run directory; one that did not get as far as a record is removed again."""
     existed = run_dir.exists()
-    run_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
+            run_dir.mkdir(parents=True, exist_ok=True)
             held.enter_context(file_lock(run_dir / ".lock", wait=False))
         except BlockingIOError:
             raise UserError(
                 f"{run_dir.name} is running already. Wait for it, stop it, or choose another name."
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"{run_dir} cannot be used: {error.strerror}. Choose a directory with --runs-dir "
+                "that can be written."
             ) from None
         try:
             yield

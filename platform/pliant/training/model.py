@@ -1,6 +1,7 @@
 """Builds the model that a spec names, and makes sure that it keeps packed samples apart."""
 
 import copy
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,10 +156,15 @@ def _recompute_activations(model: Any, has_adapters: bool) -> None:
 
 def _from_config(fields: dict[str, Any]) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     # Building a model writes into its config, so that it gets one of its own.
     fields = copy.deepcopy(fields) | {"use_cache": False}
     model_type = fields.pop("model_type")
+    if model_type not in CONFIG_MAPPING_NAMES:
+        close = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "One that is: llama."
+        raise ModelError(f"model.config.model_type {model_type} is not known. {hint}")
     try:
         config = AutoConfig.for_model(model_type, **fields)
         return AutoModelForCausalLM.from_config(

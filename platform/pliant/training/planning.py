@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from pliant.checkpoints.writer import need_space
@@ -11,6 +12,7 @@ from pliant.data.feeder import BlockGrid
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.prepare import Report, prepare
 from pliant.data.store import Prepared
+from pliant.data.tokenizer import load_tokenizer
 from pliant.errors import ClusterError, SpecError
 from pliant.spec import JobSpec
 from pliant.spec.dotted import load_dotted
@@ -63,6 +65,21 @@ def check_plugins(spec: JobSpec) -> None:
                 load_dotted(path, key)
 
 
+def check_model(spec: JobSpec) -> None:
+    """Raises `ModelError` for a model that cannot be built, before data is tokenized for it."""
+    vocab_size = guess_vocab_size(spec)
+    count_beforehand(resolve(spec, Facts(vocab_size=vocab_size)), vocab_size)
+
+
+def guess_vocab_size(spec: JobSpec) -> int:
+    """The tokenizer's size; of one that is still to be trained, the size that was asked for."""
+    tokenizer = spec.data.tokenizer
+    if tokenizer.train_vocab_size is not None:
+        return tokenizer.train_vocab_size
+    assert tokenizer.path is not None
+    return load_tokenizer(Path(tokenizer.path).expanduser()).vocab_size
+
+
 def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
     """The spec as the cluster decides it. Raises `ClusterError` where the cluster is too small."""
     resources = ray.cluster_resources()
@@ -85,6 +102,7 @@ def resolve_on_cluster(spec: JobSpec, num_parameters: int) -> JobSpec:
 def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> JobPlan:
     """Prepares the data, if need be, and resolves the spec; `report` is told how many chunks of the
     data are done, and of how many. Raises `UserError` where the job cannot be run."""
+    check_model(spec)
     store_root = Path(spec.data.store) if spec.data.store else runs_dir / "stores"
     prepared = prepare(spec, store_root, report)
     vocab_size = prepared.manifest["vocab_size"]
@@ -95,6 +113,7 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
     steps = spec.training.steps or plan.steps_in(spec.training.epochs or 1)
     resolved = resolve(resolved, _found_in(prepared, steps))
     deepspeed_config(resolved)  # refuses a bad `extra` now
+    _check_logits_fit(resolved, vocab_size)
     need_space(runs_dir, num_parameters * BYTES_PER_PARAMETER)
     grid = BlockGrid(
         split_path=plan.split.path,
@@ -112,6 +131,21 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
         vocab_size=vocab_size,
     )
     return JobPlan(task, prepared, num_parameters)
+
+
+def _check_logits_fit(spec: JobSpec, vocab_size: int) -> None:
+    """The one tensor that grows with rows and vocabulary alike, beside its gradient. On GPUs the
+    driver does not know the memory."""
+    if spec.resources.device != "cpu":
+        return
+    rows = spec.training.micro_batch_size * spec.data.seq_len
+    needed, there = 2 * 4 * rows * vocab_size, psutil.virtual_memory().total
+    if needed > there:
+        raise SpecError(
+            f"The logits of one micro-batch and their gradient would take {needed / 2**30:,.0f} "
+            f"GiB ({rows:,} tokens x {vocab_size:,} words), and this machine has "
+            f"{there / 2**30:,.0f} GiB. Lower data.seq_len or training.micro_batch_size."
+        )
 
 
 def plan_settings(spec: JobSpec, shuffle: bool) -> PlanSettings:

@@ -58,7 +58,7 @@ class Recorder:
         }
         self._is_first_here = True
         self._failed = False
-        self._stop: str | None = None
+        self._stop = False
         self._state = "starting"
         self._world_size = 0
         self._metrics: dict[str, float] = {}
@@ -87,7 +87,7 @@ class Recorder:
         )
         self._is_first_here = self._failed = False
         self._state, self._world_size, self._step = "training", world_size, step
-        return self._num_attempts, self._stop is not None
+        return self._num_attempts, self._stop
 
     def record(self, events: list[Event]) -> bool:
         """Keeps the events; tells whether the job was asked to stop."""
@@ -100,13 +100,13 @@ class Recorder:
                     self._news.append(f"step {event['step']}: {name} {loss:.4f}")
             elif event["kind"] == "note":
                 self._news.append(event["text"])
-        return self._stop is not None
+        return self._stop
 
     def failed(self, reason: str) -> None:
         """A worker group ended before its time."""
         self._failed = True
         self._state = "starting"
-        self._news.append(f"step {self._step}: {reason}; restarting")
+        self._news.append(f"step {self._step}: {reason}")
         self._tracker.journal.append({"kind": "restart", "step": self._step, "reason": reason})
 
     def claim_drill(self, number: int, what: str) -> bool:
@@ -121,9 +121,9 @@ class Recorder:
         self._tracker.journal.sync()
         return True
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self) -> None:
         """The ranks stop after their present step."""
-        self._stop = reason
+        self._stop = True
 
     def status(self) -> Status:
         news = tuple(self._news)

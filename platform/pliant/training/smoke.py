@@ -1,6 +1,6 @@
 """The trial before the full run: two steps, an evaluation, a checkpoint, a resume."""
 
-import shutil
+import time
 from pathlib import Path
 
 from pliant.spec import JobSpec
@@ -9,10 +9,9 @@ from pliant.training.launch import Display, run_job
 
 
 def run_smoke(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -> Outcome:
-    """Runs the job's first two steps under the name NAME-smoke, in two parts: the second goes on
-    from the first one's checkpoint. Whatever an earlier trial left is removed first."""
-    name = f"{spec.name}-smoke"
-    shutil.rmtree(runs_dir / name, ignore_errors=True)
+    """Runs the job's first two steps under the name NAME-smoke-TIME, in two parts: the second goes
+    on from the first one's checkpoint."""
+    name = f"{spec.name}-smoke-{time.strftime('%Y%m%d-%H%M%S')}"
     display.say("trial, first part: one step, an evaluation and a checkpoint")
     outcome = run_job(_cut(spec, name, steps=1), runs_dir, display, stop)
     if outcome.error is not None or stop.is_set():

@@ -103,14 +103,16 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("good", ["/mnt/runs", "s3://bucket/runs", "file:///mnt/runs"])
+@pytest.mark.parametrize("good", ["/mnt/runs", "/runs"])
 def test_runs_dir_may_be_absolute_or_a_uri(good: str) -> None:
     check_runs_dir(good)
 
 
-@pytest.mark.parametrize("bad", ["runs", "./runs", "~/runs", "", "s3://", "://x"])
+@pytest.mark.parametrize(
+    "bad", ["runs", "./runs", "~/runs", "", "s3://bucket/runs", "file:///mnt/runs"]
+)
 def test_a_runs_dir_that_vanishes_with_the_job_is_refused(bad: str) -> None:
-    with pytest.raises(UserError, match="absolute path that every node sees"):
+    with pytest.raises(UserError, match="file system that all nodes share"):
         check_runs_dir(bad)
 
 
