@@ -75,11 +75,6 @@ class TrainingSpec(Section):
     def _length_and_batches(self) -> "TrainingSpec":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("needs exactly one of steps and epochs")
-        if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps at the "
-                "full learning rate. Lower it"
-            )
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "

@@ -227,6 +227,8 @@ def _start_line(spec: JobSpec) -> str:
         f"{spec.name}: {spec.training.steps} steps, {bounds} workers on {spec.resources.device}, "
         f"ZeRO stage {spec.deepspeed.zero_stage}, {spec.training.precision}"
     )
+    if spec.training.warmup_steps >= (spec.training.steps or 0):
+        line += f"; the warm-up of {spec.training.warmup_steps} steps will not be over by then"
     if not spec.env:
         return line
     shown = [f"{name}={recordable(name, value)}" for name, value in sorted(spec.env.items())]
