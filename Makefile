@@ -40,11 +40,12 @@ test: setup ## The tests, without the long grids
 test-all: setup ## All tests that need no GPU
 	$(BIN)/pytest -m "not gpu"
 
-bench: bench-loop ## All benchmarks, and one table
+bench: setup ## All benchmarks, and one table
+	@$(BIN)/python benchmarks/loop.py
 	@$(BIN)/python benchmarks/table.py
 
 bench-loop: setup ## What pliant's own code costs per step, beside a bare DeepSpeed loop
-	@$(BIN)/python benchmarks/loop.py && $(BIN)/python benchmarks/table.py
+	@$(BIN)/python benchmarks/loop.py && $(BIN)/python benchmarks/table.py loop
 
 ui: setup ## MLflow's page on the runs in ./runs
 	@$(BIN)/pliant ui

@@ -1,6 +1,7 @@
-"""One table of all figures that the benchmarks wrote."""
+"""One table of the figures that the benchmarks wrote: all of them, or those named."""
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,10 @@ BENCH = Path(__file__).parent.parent / "runs" / "bench"
 
 def main() -> None:
     table = Table("benchmark", "figure", "median", "spread", "goal", "met")
+    named = sys.argv[1:]
     for path in sorted(BENCH.glob("*.json")):
+        if named and path.stem not in named:
+            continue
         body = json.loads(path.read_text())
         for name, figure in body.items():
             if not isinstance(figure, dict):
