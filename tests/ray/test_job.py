@@ -137,15 +137,15 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_nothing_else(
 def test_the_loss_does_not_depend_on_the_number_of_workers(
     undisturbed: Outcome, data: Path, runs_dir: Path
 ) -> None:
-    for workers, stage in ((1, 2), (3, 0)):
-        changes = {
-            "elastic": {"min_workers": workers, "max_workers": workers},
-            "deepspeed": {"zero_stage": stage},
-        }
-        outcome, _ = run(spec_of(data, f"workers-{workers}", changes), runs_dir)
-        assert outcome.summary.world_sizes == (workers,)
-        assert losses(outcome) == pytest.approx(losses(undisturbed), rel=1e-5)
-        assert (outcome.summary.samples_missing, outcome.summary.samples_duplicated) == (0, 0)
+    # Three workers do not divide the five micro-batches of a step. One is tried further below.
+    changes = {
+        "elastic": {"min_workers": 3, "max_workers": 3},
+        "deepspeed": {"zero_stage": 0},
+    }
+    outcome, _ = run(spec_of(data, "three-workers", changes), runs_dir)
+    assert outcome.summary.world_sizes == (3,)
+    assert losses(outcome) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert (outcome.summary.samples_missing, outcome.summary.samples_duplicated) == (0, 0)
 
 
 def test_a_stopped_job_goes_on_on_other_workers_where_it_was(
@@ -185,7 +185,11 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_touched(
     assert {p: p.read_bytes() for p in undisturbed.run_dir.iterdir() if p.is_file()} == before
 
 
-def test_a_tracking_server_that_is_down_does_not_stop_training(data: Path, runs_dir: Path) -> None:
+def test_a_tracking_server_that_is_down_does_not_stop_training(
+    data: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pliant.training.conclusion.RUN_ID_DEADLINE_S", 1.0)
+    monkeypatch.setattr("pliant.training.conclusion.TRACKING_DEADLINE_S", 1.0)
     down = {
         "tracking": {"mlflow_uri": "http://127.0.0.1:9"},
         "training": {"steps": 2},

@@ -105,6 +105,7 @@ def test_nobody_answers_at_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(address, environ={})
 
 
+@pytest.mark.slow  # another head of its own
 def test_a_cluster_with_tokens_takes_the_one_that_ray_would_find(tmp_path: Path) -> None:
     token = "a-token-for-this-test-alone-0123456789"
     (tmp_path / "token").write_text(token + "\n")
