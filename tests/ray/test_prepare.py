@@ -205,7 +205,7 @@ def test_empty_files_and_unknown_transforms_are_refused_before_any_work(tmp_path
 def test_a_full_disk_is_noticed_before_writing(tmp_path, data, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(preparing.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(NoSpace, match=r"has 0\.0 GiB free") as caught:
+    with pytest.raises(NoSpace, match=r"has 0\.0 MiB free") as caught:
         prepare(spec(data), tmp_path / "stores")
     assert caught.value.free_bytes == 1000
     assert stores_in(tmp_path / "stores") == []

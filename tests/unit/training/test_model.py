@@ -150,7 +150,6 @@ def test_a_model_that_cannot_recompute_is_told_so():
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "no-such-model"},
         {"model_type": "vit"},
         {**TINY_LLAMA, "hidden_size": "wide"},
         {**TINY_LLAMA, "num_attention_heads": 5},
@@ -164,6 +163,16 @@ def test_a_config_that_describes_no_model_is_a_sentence(config):
     for action in (build_model, count_beforehand):
         with pytest.raises(ModelError, match=r"model.config does not describe"):
             action(spec, V)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "hint"),
+    [("lama", "Did you mean llama"), ("no-such-thing-at-all", "One that is: llama")],
+)
+def test_an_unknown_model_type_is_named_with_a_hint(model_type, hint):
+    spec = spec_of({"config": {"vocab_size": V, "model_type": model_type}})
+    with pytest.raises(ModelError, match=hint):
+        build_model(spec, V)
 
 
 def test_a_path_where_nothing_is_is_named(tmp_path):
