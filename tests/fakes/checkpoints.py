@@ -1,15 +1,19 @@
 """A small training state, cut into the fragments of several ranks, and checkpoints of it."""
 
+import hashlib
+import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.manifest import LedgerFile, Manifest, file_digest
-from pliant.checkpoints.writer import attempt_directory, write_rank_file
+from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
+from pliant.checkpoints.storage import Storage, open_storage
+from pliant.checkpoints.writer import directory_name, store_rank_file
 
 NUMELS = {"fp32/weight": 60, "exp_avg/weight": 60, "exp_avg_sq/weight": 60, "fp32/bias": 7}
 
@@ -62,16 +66,37 @@ def a_manifest(step: int = 1, attempt: int = 1, **changes: Any) -> Manifest:
 
 
 def commit(
-    root: Path, ledger_root: Path, step: int, attempt: int = 1, ranks: Cut | None = None
+    root: Path | Storage,
+    ledger_root: Path | Storage,
+    step: int,
+    attempt: int = 1,
+    ranks: Cut | None = None,
+    **changes: Any,
 ) -> Path:
-    """Writes and commits the checkpoint of a step, with a ledger file; returns its directory."""
+    """Writes and commits the checkpoint of a step, with a ledger file; returns its directory, if it
+    is one of this machine."""
     ranks = ranks or cut(whole_tensors(step), 2)
-    directory = attempt_directory(root, step, attempt, len(ranks))
-    files = tuple(write_rank_file(directory, rank, part) for rank, part in enumerate(ranks))
-    path = ledger_root / f"{directory.name}.parquet"
-    ledger_root.mkdir(exist_ok=True)
-    path.write_bytes(b"the pieces of step %d" % step)
-    entry = LedgerFile(path.name, path.stat().st_size, file_digest(path), step - 1, step - 1)
+    storage, ledger = open_storage(root), open_storage(ledger_root)
+    name = directory_name(step, attempt, len(ranks))
+    files = tuple(put_fragments(storage, name, rank, part) for rank, part in enumerate(ranks))
+    content = b"the pieces of step %d" % step
+    ledger.write(f"{name}.parquet", content)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = LedgerFile(f"{name}.parquet", len(content), digest, step - 1, step - 1)
     tensors = {fragment.key: fragment.numel for rank in ranks for fragment in rank}
-    a_manifest(step, attempt, tensors=tensors, files=files, ledger=(entry,)).write(directory)
-    return directory
+    facts = {"tensors": tensors, "files": files, "ledger": (entry,)} | changes
+    a_manifest(step, attempt, **facts).write(storage, name)
+    return Path(storage.place(name))
+
+
+def put_fragments(
+    storage: Storage, directory: str, rank: int, fragments: list[Fragment]
+) -> RankFile:
+    """Stores what a rank owns as its file of a checkpoint."""
+    owned = [f for f in fragments if f.is_owner and f.tensor.numel()]
+    chunks = [Chunk(f.key, f.start, f.tensor.numel()) for f in owned]
+    tensors = {c.entry: f.tensor.contiguous() for c, f in zip(chunks, owned, strict=True)}
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "rank.safetensors"
+        save_file(tensors or {"nothing": torch.empty(0)}, local)
+        return store_rank_file(storage, directory, rank, local, chunks)

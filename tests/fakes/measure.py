@@ -18,6 +18,7 @@ from fakes.engines import (
     whole_state,
 )
 from fakes.jobs import TINY_LLAMA, tiny_spec
+from fakes.skips import all_skips
 from pliant.accel import attention
 from pliant.batch import MicroBatch
 from pliant.errors import RanksDisagree, TrainingDiverged
@@ -77,6 +78,7 @@ def engine() -> dict[str, Any]:
         "votes": _votes(),
         "disagreement": _disagreement(),
         "own_loss": _own_loss(),
+        "skips": all_skips() if here().world_size == 2 else None,
         "diverged": {
             (what, stage): _diverges(f"fakes.own_code.{loss}", stage)
             for what, loss in (("loss", "nan_nll"), ("gradient", "nan_gradient_nll"))
@@ -136,14 +138,12 @@ def _empty_step(made: ZeroEngine) -> dict[str, Any]:
 
 
 def _votes() -> list[int]:
-    """Nobody, the last rank, everybody."""
+    """Nobody, the last rank, everybody; then rank 0 alone, with a vote of 2."""
     place = here()
     batch = share(global_batch(0), place)
+    votes = [False, place.rank == place.world_size - 1, True, 2 if place.rank == 0 else 0]
     with engine_of(tiny_spec()) as made:
-        return [
-            made.step(batch, step, vote=vote).votes
-            for step, vote in enumerate([False, place.rank == place.world_size - 1, True])
-        ]
+        return [made.step(batch, step, vote=vote).votes for step, vote in enumerate(votes)]
 
 
 def _disagreement() -> RanksDisagree | None:

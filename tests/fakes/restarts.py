@@ -12,20 +12,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fakes.commits import hosted_commits
 from fakes.engines import V, global_batch, here, share, whole_state
 from fakes.jobs import TINY_LLAMA, tiny_spec
 from fakes.measure import zero
 from pliant.accel import attention
+from pliant.checkpoints import reader
 from pliant.data.ledger import Ledger
 from pliant.elastic.resume import job_identity
 from pliant.errors import PliantError
 from pliant.spec import JobSpec
 from pliant.training import deepspeed_adapter as adapter
+from pliant.training.contents import Contents, frozen_digest
 from pliant.training.digests import digest
 from pliant.training.engine import ZeroEngine, build_engine
 from pliant.training.model import build_model
 from pliant.training.progress import Progress
-from pliant.training.state import TrainingState, frozen_digest
+from pliant.training.state import TrainingState
 
 SAVED_STEP, LAST_STEP = 3, 5
 
@@ -66,8 +69,11 @@ class Run:
     state: TrainingState
     ledger: Ledger
     progress: Progress
+    events: list[dict[str, Any]]
+    """What the committer told, on rank 0."""
 
-    def train(self, until: int) -> list[float]:
+    def train(self, until: int, keeps: bool = True) -> list[float]:
+        """Steps up to number `until`; their losses. Unless it `keeps`, nobody learns of them."""
         losses = []
         while self.progress.step < until:
             step = self.progress.step
@@ -75,6 +81,8 @@ class Run:
             losses.append(self.engine.step(batch, step, vote=False).loss)
             self.ledger.record(step, batch)
             self.progress = self.progress.after(batch)
+            if keeps:
+                self.state.snapshot(self.progress)
         return losses
 
 
@@ -84,6 +92,7 @@ def run_of(
     run_dir: Path,
     data_key: str = "key",
     keep: int = 5,
+    hot_every: int = 0,
     change: Callable[[torch.nn.Module], None] | None = None,
 ) -> Iterator[Run]:
     """A restored run. `change` alters the model before anything else sees it."""
@@ -95,10 +104,14 @@ def run_of(
         frozen = frozen_digest(model, digest)
         engine = build_engine(model, spec, here(), torch.device("cpu"))
         ledger = Ledger()
-        state = TrainingState(
-            engine.deepspeed, here(), run_dir, ledger, job_identity(spec, data_key), frozen, keep
-        )
-        yield Run(engine, state, ledger, state.restore())
+        contents = Contents(engine.deepspeed, here(), job_identity(spec, data_key), frozen)
+        commits, events = hosted_commits(run_dir, keep)
+        settings = spec.checkpoint.model_copy(update={"hot_every": hot_every})
+        state = TrainingState(contents, here(), run_dir, ledger, settings, commits)
+        try:
+            yield Run(engine, state, ledger, state.restore(), events)
+        finally:
+            state.close()
         engine.deepspeed.destroy()
 
 
@@ -122,7 +135,7 @@ def _first_run(run_dir: Path, spec: JobSpec) -> dict[str, Any]:
         assert run.progress == Progress()
         run.train(SAVED_STEP)
         _set_buffers(run.engine.deepspeed.module)
-        run.state.save(run.progress)
+        run.state.save(run.progress, wait=True)
         facts = _facts(run)
         return {**facts, "losses": run.train(LAST_STEP), "final": whole_state(run.engine)}
 
@@ -200,18 +213,18 @@ def full_disk(run_dir: Path) -> dict[str, Any]:
     real = shutil.disk_usage
     with run_of(tiny_spec(), run_dir) as run:
         run.train(1)
-        run.state.save(run.progress)
+        run.state.save(run.progress, wait=True)
         run.train(2)
         if here().rank == here().world_size - 1:
             shutil.disk_usage = lambda path: usage(9, 9, 0)  # type: ignore[assignment]
         try:
-            run.state.save(run.progress)
+            run.state.save(run.progress, wait=True)
             error = None
         except PliantError as caught:
             error = caught
         shutil.disk_usage = real
         dist.barrier()
-        return {"error": error, "left": _names(run_dir), "saved_step": run.state.saved_step}
+        return {"error": error, "left": _names(run_dir)}
 
 
 def damaged_history(run_dir: Path) -> list[Any]:
@@ -221,7 +234,7 @@ def damaged_history(run_dir: Path) -> list[Any]:
         run.state.attempt = 1
         for step in (2, 4):
             run.train(step)
-            run.state.save(run.progress)
+            run.state.save(run.progress, wait=True)
     if here().rank == 0:
         path = run_dir / "checkpoints/step-00000004.attempt-1.ranks-2/rank-00001.safetensors"
         content = bytearray(path.read_bytes())
@@ -232,8 +245,9 @@ def damaged_history(run_dir: Path) -> list[Any]:
         resumed = run.progress.step
         run.state.attempt = 2
         run.train(3)
-        run.state.save(run.progress)
-        ledger = [(entry.first_step, entry.last_step) for entry in run.state._committed]
+        run.state.save(run.progress, wait=True)
+        newest = reader.newest(run_dir / "checkpoints", run_dir / "ledger")
+        ledger = [(entry.first_step, entry.last_step) for entry in newest.manifest.ledger]
     with run_of(tiny_spec(), run_dir) as run:
         return [resumed, ledger, run.progress.step, _names(run_dir)]
 

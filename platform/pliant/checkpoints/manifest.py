@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pliant.checkpoints.storage import Storage, is_outage, open_storage
 from pliant.errors import CheckpointDamaged
-from pliant.files import sync_to_disk, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -35,6 +35,7 @@ class RankFile:
     file: str
     size_bytes: int
     sha256: str
+    """Empty where it is not to be compared: the file lies in memory."""
     chunks: tuple[Chunk, ...]
 
 
@@ -74,30 +75,36 @@ class Manifest:
     files: tuple[RankFile, ...]
     ledger: tuple[LedgerFile, ...]
     """All ledger files up to this step, oldest first."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest measurements when it was saved, `eval_loss` for one; retention looks at them."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """kind/name -> the digest of some of the tensors, however they are cut (`digests`)."""
     format: int = field(default=FORMAT)
 
-    def write(self, directory: Path) -> None:
-        """Commits the checkpoint: synced, then renamed into place."""
+    def write(self, storage: Storage | Path, directory: str = "") -> None:
+        """Commits the checkpoint in `directory`: nothing is there, or the whole manifest."""
         body = asdict(self)
         text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
-        write_atomically(directory / MANIFEST, text.encode())
-        sync_to_disk(directory.parent)  # where the directory itself is entered
+        open_storage(storage).write(manifest_in(directory), text.encode())
 
     @staticmethod
-    def read(directory: Path) -> "Manifest":
-        """Raises `CheckpointDamaged` where it is not what was written."""
-        path = directory / MANIFEST
+    def read(storage: Storage | Path, directory: str = "") -> "Manifest":
+        """Raises `CheckpointDamaged` where it is not what was written, and an `OSError` where a
+        remote storage does not answer: an outage is no damage, to be passed over."""
+        storage, name = open_storage(storage), manifest_in(directory)
+        path = storage.place(name)
         try:
-            body = json.loads(path.read_bytes())
+            body = json.loads(storage.read(name))
             stated = body.pop("sha256")
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointDamaged(f"{path} cannot be read: {error}", path=str(path)) from None
+            if is_outage(storage, error):
+                raise
+            raise CheckpointDamaged(f"{path} cannot be read: {error}", path=path) from None
         if _digest(body) != stated:
-            raise CheckpointDamaged(f"{path} was altered since it was written.", path=str(path))
+            raise CheckpointDamaged(f"{path} was altered since it was written.", path=path)
         if body["format"] != FORMAT:
             raise CheckpointDamaged(
-                f"{path} has the format {body['format']}; this version reads {FORMAT}.",
-                path=str(path),
+                f"{path} has the format {body['format']}; this version reads {FORMAT}.", path=path
             )
         body["files"] = tuple(
             RankFile(**{**file, "chunks": tuple(Chunk(**chunk) for chunk in file["chunks"])})
@@ -107,9 +114,9 @@ class Manifest:
         return Manifest(**body)
 
 
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def manifest_in(directory: str) -> str:
+    """The name of a checkpoint's manifest."""
+    return f"{directory}/{MANIFEST}" if directory else MANIFEST
 
 
 def _digest(body: dict[str, Any]) -> str:

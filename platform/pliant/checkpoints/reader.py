@@ -2,66 +2,114 @@
 
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile, file_digest
+from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile
+from pliant.checkpoints.storage import Storage, open_storage
 from pliant.checkpoints.writer import age
 from pliant.errors import CheckpointDamaged, CheckpointMismatch
 
 log = logging.getLogger(__name__)
 
 _ADVICE = "Give the job another name, or restore the model."
+_THREADS = 4
+"""Reading and hashing let other threads run, so that files are read side by side."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A committed checkpoint."""
 
-    directory: Path
+    storage: Storage
+    name: str
+    """Its directory in the storage."""
     manifest: Manifest
+    passed_over: tuple[str, ...] = ()
+    """What is wrong with the newer ones, a sentence each."""
+
+    @property
+    def directory(self) -> str:
+        """Where it lies, for messages."""
+        return self.storage.place(self.name)
 
 
-def committed(root: Path) -> list[Path]:
-    """Directories of ours with a manifest, the newest first."""
-    if not root.is_dir():
-        return []
-    ages = {path.parent: age(path.parent) for path in root.glob(f"*/{MANIFEST}")}
-    found = [(when, path) for path, when in ages.items() if when is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+def committed(storage: Storage | Path) -> list[str]:
+    """Names of our directories with a manifest, the newest first."""
+    storage = open_storage(storage)
+    ages = {name: age(name) for name in storage.names()}
+    ours = [(when, name) for name, when in ages.items() if when is not None]
+    return [name for _, name in sorted(ours, reverse=True) if MANIFEST in storage.names(name)]
 
 
-def newest(root: Path, ledger_root: Path) -> Checkpoint | None:
+def newest(
+    storage: Storage | Path, ledger: Storage | Path, digests: bool = True
+) -> Checkpoint | None:
     """The newest checkpoint whose every file is what was written; damaged ones are passed over and
-    named in the log. Raises `CheckpointDamaged` where there are checkpoints, but none is whole."""
-    directories = committed(root)
-    for directory in directories:
+    named in the log. Raises `CheckpointDamaged` where there are checkpoints, but none is whole.
+
+    Without `digests` only sizes are compared, which is enough to read a manifest.
+    """
+    storage = open_storage(storage)
+    names = committed(storage)
+    damage: list[str] = []
+    for name in names:
         try:
-            checkpoint = Checkpoint(directory, Manifest.read(directory))
-            verify(checkpoint, ledger_root)
+            checkpoint = Checkpoint(storage, name, Manifest.read(storage, name), tuple(damage))
+            verify(checkpoint, ledger, digests)
         except CheckpointDamaged as error:
             log.warning("Falling back to an older checkpoint: %s", error)
+            damage.append(error.message)
             continue
         return checkpoint
-    if directories:
+    if names:
         raise CheckpointDamaged(
-            f"None of the {len(directories)} checkpoints in {root} is whole; the log names the "
-            "damage. Restore one, or give the job another name to start afresh.",
-            path=str(root),
+            f"None of the {len(names)} checkpoints in {storage.place()} is whole; the log names "
+            "the damage. Restore one, or give the job another name to start afresh.",
+            path=storage.place(),
         )
     return None
 
 
-def verify(checkpoint: Checkpoint, ledger_root: Path) -> None:
+def verify(checkpoint: Checkpoint, ledger: Storage | Path, digests: bool = True) -> None:
     """Raises `CheckpointDamaged` and names the first file that is missing, short or altered."""
-    for file in checkpoint.manifest.files:
-        _verify_file(checkpoint.directory / file.file, file)
-    for entry in checkpoint.manifest.ledger:
-        _verify_file(ledger_root / entry.file, entry)
+    for damage in _damages(checkpoint, open_storage(ledger), digests):
+        raise damage
+
+
+def damages(checkpoint: Checkpoint, ledger: Storage | Path) -> list[CheckpointDamaged]:
+    """Everything that is missing, short or altered."""
+    return list(_damages(checkpoint, open_storage(ledger), True))
+
+
+def _damages(checkpoint: Checkpoint, ledger: Storage, digests: bool) -> Iterator[CheckpointDamaged]:
+    files = checkpoint.storage.below(checkpoint.name)
+    parts: list[tuple[Storage, RankFile | LedgerFile]] = [
+        *((files, file) for file in checkpoint.manifest.files),
+        *((ledger, entry) for entry in checkpoint.manifest.ledger),
+    ]
+    with _threads(len(parts)) as pool:
+        checked = pool.map(lambda part: _damage(part[0], part[1], digests), parts)
+        yield from (damage for damage in checked if damage is not None)
+
+
+def _damage(
+    storage: Storage, stated: RankFile | LedgerFile, digests: bool
+) -> CheckpointDamaged | None:
+    try:
+        storage.check(stated.file, stated.size_bytes, stated.sha256 if digests else "")
+    except CheckpointDamaged as error:
+        return error
+    return None
 
 
 def load(checkpoint: Checkpoint, fragments: list[Fragment]) -> None:
@@ -71,11 +119,47 @@ def load(checkpoint: Checkpoint, fragments: list[Fragment]) -> None:
     """
     for fragment in fragments:
         _check_size(checkpoint, fragment.key, fragment.numel)
-    places = _places(checkpoint)
-    for path, parts in _by_file(fragments, places).items():
-        with safe_open(checkpoint.directory / path, framework="pt") as file:
+    wanted = _by_file(fragments, _places(checkpoint))
+    paths = _fetched(checkpoint, wanted)
+    for file, parts in wanted.items():
+        with safe_open(paths[file], framework="pt") as opened:
             for fragment, chunk in parts:
-                _copy_overlap(file.get_slice(chunk.entry), fragment, chunk)
+                _copy_overlap(opened.get_slice(chunk.entry), fragment, chunk)
+
+
+@contextmanager
+def whole_tensors(checkpoint: Checkpoint) -> Iterator[Callable[[str], torch.Tensor]]:
+    """A function from kind/name to that tensor, 1-D, put together from its fragments; one tensor
+    is read at a time. Raises `CheckpointMismatch` for one that was not saved."""
+    places = _places(checkpoint)
+    with ExitStack() as opened:
+        handles: dict[str, Any] = {}
+
+        def handle(file: str) -> Any:
+            if file not in handles:
+                path = _fetched(checkpoint, [file])[file]
+                handles[file] = opened.enter_context(safe_open(path, framework="pt"))
+            return handles[file]
+
+        yield partial(_whole, checkpoint, places, handle)
+
+
+def _whole(
+    checkpoint: Checkpoint,
+    places: dict[str, list[tuple[str, Chunk]]],
+    handle: Callable[[str], Any],
+    key: str,
+) -> torch.Tensor:
+    numel = checkpoint.manifest.tensors.get(key, 0)
+    _check_size(checkpoint, key, numel)
+    kind, _, name = key.partition("/")
+    first = [handle(file).get_slice(chunk.entry)[:1] for file, chunk in places[key][:1]]
+    tensor = torch.empty(numel, dtype=first[0].dtype if first else torch.float32)
+    fragment = Fragment(kind, name, 0, numel, tensor)  # type: ignore[arg-type]
+    for file, found in _by_file([fragment], places).items():
+        for _, chunk in found:
+            _copy_overlap(handle(file).get_slice(chunk.entry), fragment, chunk)
+    return tensor
 
 
 def check_tensors(checkpoint: Checkpoint, wanted: dict[str, int]) -> None:
@@ -146,13 +230,16 @@ def _copy_overlap(saved: "torch.Tensor", fragment: Fragment, chunk: Chunk) -> No
     fragment.tensor[low - fragment.start : high - fragment.start].copy_(part)
 
 
-def _verify_file(path: Path, stated: RankFile | LedgerFile) -> None:
-    if not path.is_file():
-        raise CheckpointDamaged(f"{path} is missing.", path=str(path))
-    size = path.stat().st_size
-    if size != stated.size_bytes:
-        raise CheckpointDamaged(
-            f"{path} has {size:,} bytes instead of {stated.size_bytes:,}.", path=str(path)
+def _fetched(checkpoint: Checkpoint, files: Iterable[str]) -> dict[str, Path]:
+    """Where on this machine these of its files lie."""
+    stated = {file.file: file for file in checkpoint.manifest.files}
+    storage, names = checkpoint.storage.below(checkpoint.name), list(files)
+    with _threads(len(names)) as pool:
+        paths = pool.map(
+            lambda name: storage.fetch(name, stated[name].size_bytes, stated[name].sha256), names
         )
-    if file_digest(path) != stated.sha256:
-        raise CheckpointDamaged(f"{path} was altered since it was written.", path=str(path))
+        return dict(zip(names, paths, strict=True))
+
+
+def _threads(num_files: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=min(max(num_files, 1), _THREADS))

@@ -2,9 +2,10 @@
 
 import json
 import os
+from dataclasses import asdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.checkpoints import a_manifest
@@ -15,7 +16,9 @@ from pliant.checkpoints.manifest import (
     LedgerFile,
     Manifest,
     RankFile,
+    _digest,
 )
+from pliant.checkpoints.storage import open_storage
 from pliant.errors import CheckpointDamaged
 from pliant.files import write_atomically
 
@@ -70,6 +73,7 @@ def test_a_missing_manifest_is_damaged(tmp_path):
         Manifest.read(tmp_path)
 
 
+@settings(deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_flipped_bit_goes_unnoticed(tmp_path_factory, place, bit):
     folder = tmp_path_factory.mktemp("flipped")
@@ -82,6 +86,15 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path_factory, place, bit):
     except CheckpointDamaged:
         return
     assert found == a_manifest(), "only white space may change"
+
+
+def test_a_manifest_from_before_there_were_metrics_is_read(tmp_path, manifest):
+    """Its digest was taken of what it held then."""
+    body = {k: v for k, v in asdict(manifest).items() if k not in ("metrics", "digests")}
+    write_atomically(tmp_path / MANIFEST, json.dumps({**body, "sha256": _digest(body)}).encode())
+    found = Manifest.read(tmp_path)
+    assert found == manifest
+    assert (found.metrics, found.digests) == ({}, {})
 
 
 def test_a_later_format_is_refused(tmp_path, manifest):
@@ -110,8 +123,7 @@ def test_a_committed_checkpoint_outlives_a_power_cut(tmp_path, manifest, monkeyp
         os, "fsync", lambda fd: synced.append(os.path.realpath(f"/proc/self/fd/{fd}"))
     )
     directory = tmp_path / "step"
-    directory.mkdir()
-    manifest.write(directory)
+    manifest.write(open_storage(tmp_path), "step")
     assert str(directory) in synced
     assert synced[-1] == str(tmp_path)
     assert json.loads((directory / MANIFEST).read_text())["format"] == FORMAT

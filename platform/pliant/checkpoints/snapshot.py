@@ -1,0 +1,626 @@
+"""Snapshots: one rank's state as a safetensors file in memory, which outlives the process.
+
+Taking one is a copy into memory that is already there. The files lie in shared memory, so the next
+process on the node reads what a killed one left, with the reader of any other checkpoint:
+
+    ROOT/NODE/attempt-A.ranks-W/rank-00000.json                what does not change in an attempt
+                                rank-00000.slot-0.safetensors  the tensors
+                                rank-00000.slot-0.json         the record: this slot is whole
+                                rank-00000.ledger-0            what was trained, step by step
+
+ROOT is the run's own, and ends with a key that is kept in the run directory: what an earlier run of
+that name left is not mistaken for this one's.
+
+A record is removed before its slot is written over and renamed into place afterwards, so a kill at
+any moment leaves a slot whole or without a record. Ranks are never more than one snapshot apart,
+because every step has a collective: whoever takes snapshot n knows that all have taken n - 1. With
+that one kept, some snapshot is always complete over all ranks.
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pliant.checkpoints.fragments import Fragment
+from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
+from pliant.checkpoints.storage import SPARE_SHARE, no_space, open_storage
+
+log = logging.getLogger(__name__)
+
+MOST_SLOTS = 5
+"""Two take turns; others are pinned: what is being written to disk, what is being sent to another
+node, and what was sent last. They are made when they are first needed."""
+
+Entries = list[tuple[int, NDArray[np.int64]]]
+"""(step, the pieces that a rank ran in it), as in `data.ledger`."""
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_ALIGNMENT = 64
+_DIRECTORY = re.compile(r"attempt-(\d+)\.ranks-(\d+)")
+_SLOT = re.compile(r"rank-(\d+)\.slot-\d+\.json")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fragments of one rank lie in its file."""
+
+    chunks: tuple[Chunk, ...]
+    dtypes: tuple[torch.dtype, ...]
+    offsets: tuple[int, ...]
+    """Of each chunk's first byte in the file."""
+    header: bytes
+    size_bytes: int
+    """Of the whole file."""
+
+
+def owned(fragments: Iterable[Fragment]) -> list[Fragment]:
+    """What this rank saves, in the order of its file: wide elements first, which keeps every
+    chunk aligned."""
+    mine = [f for f in fragments if f.is_owner and f.tensor.numel()]
+    return sorted(mine, key=lambda f: -f.tensor.element_size())
+
+
+def lay_out(fragments: Sequence[Fragment]) -> Layout:
+    """A safetensors file of these fragments, which `owned` has put in order."""
+    chunks = tuple(Chunk(f.key, f.start, f.tensor.numel()) for f in fragments)
+    entries: dict[str, Any] = {}
+    ends = [0]
+    for chunk, fragment in zip(chunks, fragments, strict=True):
+        ends.append(ends[-1] + fragment.tensor.nbytes)
+        entries[chunk.entry] = {
+            "dtype": _DTYPES[fragment.tensor.dtype],
+            "shape": [chunk.length],
+            "data_offsets": ends[-2:],
+        }
+    if not entries:
+        entries["nothing"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    return Layout(
+        chunks=chunks,
+        dtypes=tuple(f.tensor.dtype for f in fragments),
+        offsets=tuple(len(header) + end for end in ends[:-1]),
+        header=header,
+        size_bytes=len(header) + ends[-1],
+    )
+
+
+class Slot:
+    """A file of this layout, mapped into memory."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        """Raises `OSError` where the memory or disk has no room for it."""
+        self.path = path
+        self.step = -1
+        """Of the snapshot in it; -1 where there is none."""
+        self.pins = 0
+        """How many still read from it."""
+        self.record.unlink(missing_ok=True)
+        self._memory = _mapped(path, layout.size_bytes)
+        self._memory[: len(layout.header)] = layout.header
+        self.views = [
+            torch.frombuffer(self._memory, dtype=dtype, count=chunk.length, offset=offset)
+            for chunk, dtype, offset in zip(
+                layout.chunks, layout.dtypes, layout.offsets, strict=True
+            )
+        ]
+
+    @property
+    def record(self) -> Path:
+        return _record_of(self.path)
+
+    def fill(self, fragments: Sequence[Fragment], step: int) -> None:
+        self.step = -1
+        self.record.unlink(missing_ok=True)
+        for view, fragment in zip(self.views, fragments, strict=True):
+            view.copy_(fragment.tensor)
+        self.step = step
+
+    def close(self) -> None:
+        """Unmaps the file and leaves it where it is."""
+        self.views.clear()
+        with suppress(BufferError):  # somebody still holds a view; the memory goes with it
+            self._memory.close()
+
+
+def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
+    """The file's pages are taken now: a store into a page that memory has no room for would kill
+    the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        os.truncate(descriptor, size_bytes)
+        return mmap.mmap(descriptor, size_bytes)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What all snapshots of one rank in one attempt have in common."""
+
+    zero_stage: int
+    tensors: dict[str, int]
+    frozen_digest: str
+    identity: dict[str, Any]
+    origin: str
+    """Directory name of the checkpoint on disk that the attempt's ledger goes on from; "" where it
+    goes on from nothing."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a record says beside the place: the state that is no tensor."""
+
+    step: int
+    progress: dict[str, Any]
+    optimizer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's snapshot of one step, and where it lies."""
+
+    attempt: int
+    world_size: int
+    rank: int
+    description: Description
+    moment: Moment
+    file: str
+    """Absolute, on the node where it lies; so is `ledger`."""
+    size_bytes: int
+    chunks: tuple[Chunk, ...]
+    ledger: str
+    ledger_bytes: int
+    node: str = ""
+    """Whose holder serves it; "" for this node."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """As `writer.age`."""
+        return self.attempt, self.moment.step
+
+
+class LedgerLog:
+    """The entries since the last checkpoint on disk, in files that only grow.
+
+    A record names a file and its length at that time. After a checkpoint a new file begins; the
+    one before stays, since an older record may name it.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._number = 0
+        self.size_bytes = 0
+        self._file = self.path.open("wb", buffering=0)
+
+    @property
+    def path(self) -> Path:
+        return self._directory / f"rank-{self._rank:05d}.ledger-{self._number}"
+
+    def append(self, entries: Entries) -> None:
+        content = b"".join(
+            np.array([step, len(ids), *ids], dtype="<i8").tobytes() for step, ids in entries
+        )
+        self._file.write(content)
+        self.size_bytes += len(content)
+
+    def restart(self, entries: Entries) -> None:
+        """A new file that begins with `entries`."""
+        before = self._number - 1
+        self._file.close()
+        if before >= 0:
+            self.path.with_name(f"rank-{self._rank:05d}.ledger-{before}").unlink(missing_ok=True)
+        self._number += 1
+        self._file = self.path.open("wb", buffering=0)
+        self.size_bytes = 0
+        self.append(entries)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def parse_ledger(content: bytes) -> Entries:
+    """The entries that a `LedgerLog` wrote."""
+    words = np.frombuffer(content, dtype="<i8").astype(np.int64)
+    entries: Entries = []
+    place = 0
+    while place < len(words):
+        step, count = int(words[place]), int(words[place + 1])
+        entries.append((step, words[place + 2 : place + 2 + count]))
+        place += 2 + count
+    return entries
+
+
+class Slots:
+    """The snapshots of one rank in one attempt."""
+
+    def __init__(
+        self,
+        root: Path,
+        node: str,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        layout: Layout,
+        keeps_latest: bool = True,
+    ) -> None:
+        """Unless `keeps_latest`, snapshots are only on their way to the disk: one slot will do."""
+        self.directory = attempt_directory(root / node, attempt, world_size)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.layout = layout
+        self.waits = 0
+        """How often no slot was free."""
+        self._rank = rank
+        self._keeps_latest = keeps_latest
+        self._slots: list[Slot] = []
+        self._latest: Slot | None = None
+        self._changed = threading.Condition()
+        self._recyclable = _recyclable(root, attempt, rank, layout.size_bytes)
+        self.ledger = LedgerLog(self.directory, rank)
+
+    def describe(self, description: Description) -> None:
+        """Once, before the first record."""
+        size_bytes, chunks = self.layout.size_bytes, self.layout.chunks
+        _describe(self.directory, self._rank, description, size_bytes, chunks)
+
+    def take(self, fragments: Sequence[Fragment], step: int) -> Slot:
+        """Copies the fragments; waits where every slot is pinned. Raises `OSError` where a slot is
+        still to be made and there is no room."""
+        with self._changed:
+            slot = self._free()
+            slot.pins = 1
+        slot.fill(fragments, step)
+        with self._changed:
+            slot.pins -= 1
+            self._latest = slot
+        return slot
+
+    def record(self, slot: Slot, moment: Moment) -> None:
+        """From now on the slot counts."""
+        _record(slot.record, moment, self.ledger.path.name, self.ledger.size_bytes)
+
+    @property
+    def latest(self) -> Slot | None:
+        """The newest snapshot."""
+        return self._latest
+
+    @property
+    def num_made(self) -> int:
+        return len(self._slots)
+
+    def pin(self, slot: Slot) -> None:
+        with self._changed:
+            slot.pins += 1
+
+    def release(self, slot: Slot) -> None:
+        with self._changed:
+            slot.pins -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Unmaps; the files stay for whoever comes next, if they may be restored from."""
+        self.ledger.close()
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+        if not self._keeps_latest:
+            for path in self.directory.glob(f"rank-{self._rank:05d}.*"):
+                path.unlink(missing_ok=True)
+            for directory in (self.directory, *self.directory.parents[:2]):
+                with suppress(OSError):  # another rank's files are in it
+                    directory.rmdir()
+
+    def _free(self) -> Slot:
+        """Not the latest: it may be the only one that is complete over all ranks."""
+        while True:
+            for slot in self._slots:
+                if not slot.pins and not (self._keeps_latest and slot is self._latest):
+                    return slot
+            if len(self._slots) < MOST_SLOTS:
+                return self._make()
+            self.waits += 1
+            self._changed.wait()
+
+    def _make(self) -> Slot:
+        path = self.directory / f"rank-{self._rank:05d}.slot-{len(self._slots)}.safetensors"
+        # Fresh pages cost far more than a copy; those of an attempt that is over are here. One
+        # with a record may be all there is, until this attempt's first snapshot is complete.
+        if self._recyclable and (self._slots or not self._recyclable[0][0]):
+            _, before = self._recyclable.pop(0)
+            before.with_suffix(".json").unlink(missing_ok=True)
+            with suppress(OSError):
+                before.replace(path)
+        slot = Slot(path, self.layout)
+        self._slots.append(slot)
+        return slot
+
+
+def _recyclable(root: Path, attempt: int, rank: int, size_bytes: int) -> list[tuple[bool, Path]]:
+    """Files of earlier attempts that fit, and whether each has a record; those come last."""
+    return sorted(
+        (path.with_suffix(".json").exists(), path)
+        for directory in _directories(root)
+        if _attempt_of(directory) < attempt
+        for path in directory.glob(f"rank-{rank:05d}.slot-*.safetensors")
+        if path.stat().st_size == size_bytes
+    )
+
+
+def attempt_directory(node: Path, attempt: int, world_size: int) -> Path:
+    return node / f"attempt-{attempt}.ranks-{world_size}"
+
+
+def find(roots: Iterable[Path]) -> list[Part]:
+    """Every snapshot with a record under these roots; what cannot be read is passed over."""
+    parts = []
+    for root in roots:
+        for record in root.glob("*/attempt-*/rank-*.slot-*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                parts.append(read_part(record))
+    return parts
+
+
+def read_part(record: Path) -> Part:
+    directory, slot = _DIRECTORY.fullmatch(record.parent.name), _SLOT.fullmatch(record.name)
+    if directory is None or slot is None:
+        raise ValueError(f"{record} is not the record of a snapshot")
+    rank = int(slot[1])
+    common = json.loads((record.parent / f"rank-{rank:05d}.json").read_bytes())
+    body = json.loads(record.read_bytes())
+    size_bytes, chunks = common.pop("size_bytes"), common.pop("chunks")
+    ledger, ledger_bytes = record.parent / body.pop("ledger"), body.pop("ledger_bytes")
+    file = record.with_suffix(".safetensors")
+    if file.stat().st_size != size_bytes or ledger.stat().st_size < ledger_bytes:
+        raise ValueError(f"{file} or {ledger} is short")
+    return Part(
+        attempt=int(directory[1]),
+        world_size=int(directory[2]),
+        rank=rank,
+        description=Description(**common),
+        moment=Moment(**body),
+        file=str(file),
+        size_bytes=size_bytes,
+        chunks=tuple(Chunk(**chunk) for chunk in chunks),
+        ledger=str(ledger),
+        ledger_bytes=ledger_bytes,
+    )
+
+
+class Copies:
+    """What a node keeps of the snapshots of another one's ranks: the newest whole one of each, and
+    the one that is coming in."""
+
+    def __init__(self, node: Path) -> None:
+        self._node = node
+
+    def write(self, part: Part, offset: int, block: "NDArray[np.uint8]") -> None:
+        """Some bytes of a part's file. Raises `OSError` where memory has no room for it."""
+        path = self._path(part)
+        if offset == 0:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _record_of(path).unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if offset == 0:
+                os.posix_fallocate(descriptor, 0, part.size_bytes)
+            os.pwrite(descriptor, block.data, offset)
+        finally:
+            os.close(descriptor)
+
+    def finish(self, part: Part, ledger: bytes) -> None:
+        """All bytes are here: the copy counts, and the one before gives up its place."""
+        path = self._path(part)
+        log_path = path.with_suffix(".ledger")
+        log_path.write_bytes(ledger)
+        _describe(path.parent, part.rank, part.description, part.size_bytes, part.chunks)
+        _record(_record_of(path), part.moment, log_path.name, len(ledger))
+
+    def remove_before(self, attempt: int) -> None:
+        remove_before(self._node.parent, attempt, self._node.name)
+
+    def _path(self, part: Part) -> Path:
+        """The older of two places; its record went when this copy was begun."""
+        directory = attempt_directory(self._node, part.attempt, part.world_size)
+        places = [
+            directory / f"rank-{part.rank:05d}.slot-{number}.safetensors" for number in range(2)
+        ]
+        return min(places, key=_step_in)
+
+
+def _step_in(file: Path) -> int:
+    """Of the snapshot in the file; -1 where it is not whole."""
+    record = _record_of(file)
+    return int(json.loads(record.read_bytes())["step"]) if record.exists() else -1
+
+
+@dataclass(frozen=True)
+class Hot:
+    """A snapshot that is complete over all ranks of its group."""
+
+    parts: tuple[Part, ...]
+    """By rank."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.parts[0].age
+
+    @property
+    def origin(self) -> str:
+        return self.parts[0].description.origin
+
+    def __str__(self) -> str:
+        attempt, step = self.age
+        return f"the snapshot of step {step} by {len(self.parts)} ranks in attempt {attempt}"
+
+    def manifest(self, files: dict[int, str], ledger: tuple[LedgerFile, ...]) -> Manifest:
+        """Where the parts lie in `files`; ranks that are not in it are not to be read from."""
+        first = self.parts[0]
+        common, moment = first.description, first.moment
+        return Manifest(
+            step=moment.step,
+            attempt=first.attempt,
+            world_size=first.world_size,
+            zero_stage=common.zero_stage,
+            epoch=moment.progress["epoch"],
+            pack=moment.progress["pack"],
+            tensors=common.tensors,
+            frozen_digest=common.frozen_digest,
+            identity=common.identity,
+            optimizer=moment.optimizer,
+            progress=moment.progress,
+            files=tuple(
+                RankFile(files[part.rank], part.size_bytes, "", part.chunks)
+                for part in self.parts
+                if part.rank in files
+            ),
+            ledger=ledger,
+        )
+
+
+def complete(parts: Iterable[Part]) -> list[Hot]:
+    """Snapshots of which every rank's part is there, the newest first."""
+    groups: dict[tuple[int, int, int], dict[int, Part]] = defaultdict(dict)
+    for part in parts:
+        ranks = groups[(*part.age, part.world_size)]
+        ranks.setdefault(part.rank, part)
+    return [
+        Hot(tuple(ranks[rank] for rank in range(world_size)))
+        for (_, _, world_size), ranks in sorted(groups.items(), reverse=True)
+        if len(ranks) == world_size
+    ]
+
+
+def forget(roots: Iterable[Path], kept: tuple[int, int] | None) -> None:
+    """Takes the records from all snapshots here but those of one (attempt, step): they belong to a
+    past that did not last. Every rank may call it, once all have restored."""
+    for part in find(roots):
+        if part.age != kept:
+            _record_of(part.file).unlink(missing_ok=True)
+
+
+def remove_before(root: Path, attempt: int, node: str = "*") -> None:
+    """Removes what earlier attempts left on this machine, or for one node."""
+    for directory in _directories(root, node):
+        if _attempt_of(directory) < attempt:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _record_of(file: str | Path) -> Path:
+    return Path(file).with_suffix(".json")
+
+
+def _directories(root: Path, node: str = "*") -> list[Path]:
+    return [path for path in root.glob(f"{node}/attempt-*") if _DIRECTORY.fullmatch(path.name)]
+
+
+def _attempt_of(directory: Path) -> int:
+    match = _DIRECTORY.fullmatch(directory.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _describe(
+    directory: Path, rank: int, description: Description, size_bytes: int, chunks: tuple[Chunk, ...]
+) -> None:
+    body = asdict(description)
+    body["size_bytes"], body["chunks"] = size_bytes, [asdict(chunk) for chunk in chunks]
+    _write(directory / f"rank-{rank:05d}.json", body)
+
+
+def _record(path: Path, moment: Moment, ledger: str, ledger_bytes: int) -> None:
+    _write(path, asdict(moment) | {"ledger": ledger, "ledger_bytes": ledger_bytes})
+
+
+def _write(path: Path, body: dict[str, Any]) -> None:
+    """Atomic, but not synced: what lies in memory does not outlive the machine anyway."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.write_text(json.dumps(body, separators=(",", ":")))
+    unfinished.replace(path)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the snapshots of a run lie on every machine: in shared memory, or in the temporary
+    directory where that has no room."""
+
+    name: str
+
+    @staticmethod
+    def of(run_dir: Path, key: str) -> "Roots":
+        return Roots(f"{_prefix(run_dir)}{key}")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(base / self.name for base in _bases())
+
+    def remove(self) -> None:
+        """All snapshots of the run on this machine."""
+        for path in self.paths:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def choose(self, needed_bytes: int) -> Path:
+        """The first with room for so much. Raises `NoSpace` where there is none."""
+        for path in self.paths:
+            if shutil.disk_usage(path.parent).free > needed_bytes * SPARE_SHARE:
+                if path != self.paths[0]:
+                    log.warning(
+                        "Snapshots are kept in %s, which is slower: %s has no room for %.1f MiB.",
+                        path.parent,
+                        self.paths[0].parent,
+                        needed_bytes / 2**20,
+                    )
+                return path
+        raise no_space(open_storage(self.paths[-1].parent), needed_bytes)
+
+
+def remove(run_dir: Path, but: Roots | None = None) -> None:
+    """Removes from this machine whatever snapshots runs of that directory left, but for one's."""
+    for base in _bases():
+        for path in base.glob(f"{_prefix(run_dir)}*"):
+            if but is None or path.name != but.name:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix(run_dir: Path) -> str:
+    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()
+    return f"pliant-{os.getuid()}-{digest[:16]}-"
+
+
+def _bases() -> list[Path]:
+    shared, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
+    return [shared, temporary] if shared.is_dir() else [temporary]

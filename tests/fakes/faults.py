@@ -1,0 +1,109 @@
+"""Faults that strike in the workers of a job of the tests, in the step that the test names.
+
+The spec names the callback `Strikes` and, where the fault is to lie in a step's computing, the loss
+`faulty_nll`; its `env` names the folder in which test and workers leave word for each other.
+"""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pliant.batch import StepBatch
+from pliant.training.engine import StepResult, nll_sum
+from pliant.training.progress import Progress
+
+FOLDER = "PLIANT_TEST_FAULTS"
+HOLD_LIMIT_S = 240.0
+_done = {"step": 0}
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a test wants of the workers; all of it is in the folder."""
+
+    folder: Path
+
+    def spec(self, **kinds: Any) -> dict[str, Any]:
+        """Changes to a spec that bring the faults about:
+
+        hold=[steps]    every worker waits when it has done the step, until `release`
+        freeze=(r, s)   rank r stops its own process when step s is done, once in the job's life
+        pace_s=s        every step takes so much longer
+        nan=s           the loss of step s is not a number, the first time
+        fail=s          step s raises an error, every time
+        hold_evaluation whether the first evaluation waits until `release("evaluation")`
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "faults.json").write_text(json.dumps(kinds))
+        return {
+            "training": {"callbacks": ["fakes.faults.Strikes"], "loss": "fakes.faults.faulty_nll"},
+            "env": {FOLDER: str(self.folder)},
+        }
+
+    def is_held(self, where: int | str) -> bool:
+        return (self.folder / f"held-{where}").exists()
+
+    def release(self, where: int | str) -> None:
+        (self.folder / f"go-{where}").touch()
+
+
+class Strikes:
+    """The callback. It comes after pliant's own: the step is recorded and its snapshot taken."""
+
+    def __init__(self) -> None:
+        self._kinds = _kinds()
+
+    def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
+        _done["step"] = progress.step
+        time.sleep(self._kinds.get("pace_s", 0.0))
+        if progress.step in self._kinds.get("hold", []):
+            _hold(progress.step)
+        rank = int(os.environ["RANK"])
+        if [rank, progress.step] == self._kinds.get("freeze") and _is_first("froze"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def faulty_nll(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+    """The usual loss, but where a fault says otherwise."""
+    nll = nll_sum(logits_BTV, labels_BT)
+    kinds, step = _kinds(), _done["step"] + 1
+    if not torch.is_grad_enabled():
+        if kinds.get("hold_evaluation"):
+            _hold("evaluation")
+        return nll
+    if step == kinds.get("fail"):
+        raise ArithmeticError(f"no luck in step {step}, {time.time_ns()}")
+    if step == kinds.get("nan") and _is_first("nan"):
+        return nll * float("nan")
+    return nll
+
+
+def _kinds() -> dict[str, Any]:
+    """A job may run without any."""
+    folder = os.environ.get(FOLDER)
+    return json.loads((Path(folder) / "faults.json").read_text()) if folder else {}
+
+
+def _hold(where: int | str) -> None:
+    folder = Path(os.environ[FOLDER])
+    (folder / f"held-{where}").touch()
+    end = time.monotonic() + HOLD_LIMIT_S
+    while not (folder / f"go-{where}").exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"the test did not release {where}")
+        time.sleep(0.02)
+
+
+def _is_first(what: str) -> bool:
+    """For one process of the job, once."""
+    try:
+        (Path(os.environ[FOLDER]) / what).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
