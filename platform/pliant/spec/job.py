@@ -2,7 +2,7 @@
 
 import re
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from pliant.spec.base import Section
 from pliant.spec.data import DataSpec
@@ -47,6 +47,15 @@ class JobSpec(Section):
         if isinstance(value, dict):
             return {key: _text(item) for key, item in value.items()}
         return value
+
+    @model_validator(mode="after")
+    def _exact_needs_whole_gradients(self) -> "JobSpec":
+        if self.training.exact and self.deepspeed.zero_stage == 3:
+            raise ValueError(
+                "has training.exact with deepspeed.zero_stage 3, where no rank holds a whole "
+                "gradient to add up. Use zero_stage 0, 1 or 2"
+            )
+        return self
 
 
 def _text(value: object) -> object:

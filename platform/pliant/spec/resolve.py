@@ -13,6 +13,8 @@ MAX_BUCKET = 500_000_000
 MIN_BUCKET = 1_000_000
 PREFETCH_SHARE = 10
 """One part in so many of the parameters is fetched ahead at stage 3."""
+WHILE_TRAINING = ("checkpoint.every", "checkpoint.hot_every")
+"""Decided again and again from what is measured."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ def resolve(spec: JobSpec, facts: Facts) -> JobSpec:
             changes["data"][key] = found
     if facts.num_gpus is not None and spec.resources.device == "auto":
         changes["resources"]["device"] = "cuda" if facts.num_gpus else "cpu"
+    device = changes["resources"].get("device", spec.resources.device)
+    if spec.elastic.spares == "auto" and device != "auto":
+        changes["elastic"] = {"spares": 1 if device == "cpu" else 0}
     if facts.num_parameters is not None:
         changes["deepspeed"] = _buckets(spec, facts.num_parameters)
     if spec.deepspeed.communication_data_type == "auto":
@@ -59,8 +64,9 @@ def resolve(spec: JobSpec, facts: Facts) -> JobSpec:
 
 
 def unresolved(spec: JobSpec) -> list[str]:
-    """The dotted keys that still say "auto"."""
-    return [key for key, value in flatten(spec.model_dump()).items() if value == "auto"]
+    """The dotted keys that still say "auto", but for what only training can tell."""
+    found = flatten(spec.model_dump()).items()
+    return [key for key, value in found if value == "auto" and key not in WHILE_TRAINING]
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -57,6 +57,9 @@ class TrainingSpec(Section):
     """Largest norm of the gradient; 0 turns clipping off."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the forward and backward pass; master weights are always fp32."""
+    exact: bool = False
+    """Add gradients up as whole numbers: the final weights are then the same to the bit, whatever
+    the number of workers, a resize or a crash in between. Slower; ZeRO 0 to 2, fp32 or bf16."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     seed: Int = Field(0, ge=0, lt=2**63)
@@ -65,6 +68,17 @@ class TrainingSpec(Section):
     """Steps between evaluations; one at the end is made whenever there is a validation set."""
     digest_every: Int = Field(100, ge=0)
     """Steps between comparisons of the parameters across ranks; 0 compares at the start only."""
+    on_divergence: Literal["stop", "skip", "rewind"] = "stop"
+    """After a loss or gradient that is not finite, or a spike: end the job; leave the step's update
+    out; or go back to the last checkpoint and leave it out on the way."""
+    spike_factor: Float = Field(0.0, ge=0)
+    """A loss this many typical deviations above the median of the last ones is a spike; 0 looks for
+    none. 10 is careful."""
+    spike_window: Int = Field(32, ge=4)
+    """How many of the last losses a spike is measured by; before there are as many, none is seen.
+    """
+    max_skips: Int = Field(10, ge=0)
+    """Updates in a row that may be left out; one more ends the job."""
     loss: str | None = None
     """Dotted path of a function `(logits_BTV, labels_BT) -> nll_sum`; labels are unshifted."""
     callbacks: list[str] = []
@@ -79,5 +93,14 @@ class TrainingSpec(Section):
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "
                 f"micro_batch_size {self.micro_batch_size}. Choose one that is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _exact_needs_no_loss_scale(self) -> "TrainingSpec":
+        if self.exact and self.precision == "fp16":
+            raise ValueError(
+                "exact is true and precision is fp16, whose changing loss scale rounds gradients "
+                "differently from run to run. Use bf16 or fp32"
             )
         return self

@@ -179,7 +179,10 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(spec_file, settin
 
 def test_a_key_like_no_other_is_answered_with_the_known_ones(spec_file):
     message = refusal(spec_file, settings=["checkpoint.qqqq=1"])
-    assert message.endswith("checkpoint.qqqq is not a key of a job spec. Known here: every, keep.")
+    assert message.endswith(
+        "checkpoint.qqqq is not a key of a job spec. Known here: best_metric, best_mode, "
+        "every, hot_every, keep, keep_best, keep_every, storage."
+    )
 
 
 def test_an_unknown_variable_of_the_environment_is_refused_too(spec_file):
