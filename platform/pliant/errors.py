@@ -11,7 +11,8 @@
     ├── JobError              3   the job failed
     │   ├── CheckpointDamaged     a checkpoint whose files are not what was written
     │   ├── RanksDisagree         ranks whose parameters differ
-    │   └── TrainingDiverged      a loss that is not a finite number
+    │   └── TrainingDiverged      a loss that is not a finite number, or that leapt up
+    ├── TrainingRewinds       3   training goes back to the last checkpoint to leave out a step
     ├── Interrupted           4   stopped on request, after a checkpoint
     └── NegativeVerdict       5   a check was carried out and said no
 
@@ -89,7 +90,11 @@ class RanksDisagree(JobError):
 
 
 class TrainingDiverged(JobError):
-    """A loss or gradient that is not a finite number."""
+    """A loss or gradient that is not a finite number, or a loss that leapt up."""
+
+
+class TrainingRewinds(PliantError):
+    """Training is to go back to the last checkpoint and to leave out the update of `step`."""
 
 
 class Interrupted(PliantError):

@@ -25,6 +25,7 @@ EXIT_CODES = {
     "CheckpointDamaged": 3,
     "RanksDisagree": 3,
     "TrainingDiverged": 3,
+    "TrainingRewinds": 3,
     "Interrupted": 4,
     "NegativeVerdict": 5,
 }

@@ -89,8 +89,15 @@ def print_summary(console: Console, outcome: Outcome) -> None:
     table.add_row(
         "workers",
         f"{' -> '.join(map(str, summary.world_sizes)) or 'none'}; {summary.restarts} restarts, "
-        f"{summary.resizes} resizes, {summary.steps_lost} steps lost and done again",
+        f"{summary.resizes} resizes; {summary.steps_lost} steps and "
+        f"{summary.seconds_lost + summary.seconds_resizing:.1f} s lost by them",
     )
+    if summary.steps_skipped or summary.damages:
+        table.add_row(
+            "watch",
+            f"{summary.steps_skipped} updates left out, {summary.damages} damaged checkpoints "
+            "passed over",
+        )
     table.add_row(
         "ledger",
         f"{summary.samples_missing} samples missing, {summary.samples_duplicated} duplicated",

@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from pliant import __version__
+from pliant.cli import checkpoints
 from pliant.errors import Interrupted, PliantError, UserError
 from pliant.spec import JobSpec, load_spec
 from pliant.spec.resolve import unresolved
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Elastic, exact training of language models on Ray.",
 )
+app.add_typer(checkpoints.app, name="checkpoints")
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A job spec: one YAML file.")]
 Overlays = Annotated[
@@ -183,6 +185,29 @@ def stop(name: JobName, address: Dashboard = "auto") -> None:
 
     info = jobs.stop(jobs.connect(address), name)
     typer.echo(f"{info.submission_id}  {info.status}")
+
+
+@app.command()
+def resize(
+    name: JobName,
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="N", help="A number, or auto for all there is.")
+    ],
+    runs_dir: RunsDir = None,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", help="Wait for it for so long.")
+    ] = 0.0,
+) -> None:
+    """Ask a running job for a number of workers; it makes its state safe first, and loses no step.
+
+    The wish stands until there is another one, also when the job is started again.
+    """
+    from pliant.training import wanted
+
+    if workers != "auto" and not workers.isdecimal():
+        raise UserError(f"--workers is {workers}, and a number or auto is needed.")
+    count = None if workers == "auto" else int(workers)
+    typer.echo(wanted.resize(runs_directory(runs_dir) / name, count, wait))
 
 
 @app.command()

@@ -7,8 +7,14 @@ have `metrics`, a mapping of names to floats. Kinds and their further fields:
     attempt      a worker group started           attempt, world_size, step (resumed from), cause
     step         an optimizer step was done       metrics, samples, tokens, capacity
     evaluation   the model was evaluated          metrics (eval_loss or test_loss)
-    checkpoint   a checkpoint is complete         path, metrics (checkpoint_s)
+    checkpoint   a checkpoint is complete         path, metrics (checkpoint_s, checkpoint_stall_s)
+    alarm        something needs a person         what ("checkpoint", "hang", ...), text
     restart      a worker group ended early       reason
+    resize       a group is asked to make way     from, to (workers), reason
+    rewind       back, to leave an update out     step (whose update), reason
+    skip         a step's update was left out     reason
+    damage       state was passed over            text
+    timeline     a moment between two groups      what, and what belongs to it
     drill        a fault was injected             what
     system       the machine was sampled          metrics; step is the last training step
     artifact     a file belongs to the record     path, artifact_path
@@ -39,6 +45,11 @@ class History:
     attempts: list[Event] = field(default_factory=list)
     steps_lost: int = 0
     """Steps done and then thrown away because an attempt resumed before them."""
+    seconds_lost: float = 0.0
+    """From each failure until training went on, and what the steps that were lost had taken. A
+    driver that died cannot tell when; its time is not in here."""
+    seconds_resizing: float = 0.0
+    """From each request to resize until training went on."""
 
     def metric(self, name: str) -> dict[int, float]:
         """Values of a metric by step, in order, as far as steps have it."""
@@ -52,10 +63,17 @@ class History:
 def replay(events: Iterable[Event]) -> History:
     """Follow `events` in order; an attempt that resumes at step s undoes the steps after s."""
     history = History()
+    interrupted: Event | None = None
     for event in events:
         kind = event.get("kind")
-        if kind == "attempt":
+        if kind in ("restart", "rewind") or (kind == "resize" and interrupted is None):
+            interrupted = event
+        elif kind == "job":
+            interrupted = None
+        elif kind == "attempt":
             _rewind(history, int(event.get("step", 0)))
+            _count_pause(history, interrupted, event)
+            interrupted = None
             history.attempts.append(event)
         elif kind == "step":
             history.steps[int(event["step"])] = event
@@ -71,8 +89,22 @@ def _add_evaluation(history: History, event: Event) -> None:
     history.evaluations[step] = {**event, "metrics": {**earlier, **event.get("metrics", {})}}
 
 
+def _count_pause(history: History, interrupted: Event | None, attempt: Event) -> None:
+    if interrupted is None:
+        return
+    seconds = max(0.0, attempt["time"] - interrupted["time"])
+    if interrupted["kind"] == "resize":
+        history.seconds_resizing += seconds
+    else:
+        history.seconds_lost += seconds
+
+
 def _rewind(history: History, step: int) -> None:
     history.steps_lost += max(0, max(history.steps, default=step) - step)
+    lost = [event.get("metrics", {}) for done, event in history.steps.items() if done > step]
+    history.seconds_lost += sum(
+        metrics.get("step_time_s", 0.0) + metrics.get("data_wait_s", 0.0) for metrics in lost
+    )
     history.steps = {k: v for k, v in history.steps.items() if k <= step}
     history.evaluations = {k: v for k, v in history.evaluations.items() if k <= step}
 

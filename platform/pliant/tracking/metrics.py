@@ -30,7 +30,9 @@ TRAINING = (
 OCCASIONAL = (
     Metric("eval_loss", "nats per token", "Mean loss of the validation set's target tokens."),
     Metric("test_loss", "nats per token", "Mean loss of the test set's target tokens, at the end."),
+    Metric("alarms", "1", "Alarms so far: hangs, stragglers, failed saves. See tag pliant.alarm."),
     Metric("checkpoint_s", "s", "From the request of a checkpoint until it was complete."),
+    Metric("checkpoint_stall_s", "s", "Of that, how long training was held up; the slowest rank."),
 )
 SYSTEM = (
     Metric("system/cpu_utilization_percentage", "%", "All cores, since the last sample."),

@@ -89,6 +89,9 @@ class MlflowRun:
                     raise
                 self._send_singly(batch)
 
+    def tag(self, name: str, value: str) -> None:
+        self._client.set_tag(self.run_id, name, value)
+
     def send_file(self, path: Path, artifact_path: str | None) -> None:
         """Upload a file or, with all that is in it, a directory."""
         if path.is_dir():

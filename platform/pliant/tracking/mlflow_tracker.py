@@ -23,6 +23,8 @@ from pliant.tracking.run_state import STATE_FILE, RunState, Status, load_state, 
 log = logging.getLogger(__name__)
 
 JOURNAL_FILE = "events.jsonl"
+ALARM_TAG = "pliant.alarm"
+"""The last alarm, for who looks at the run in MLflow."""
 POLL_S = 1.0
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
@@ -148,28 +150,36 @@ class MlflowTracker:
 
     def _send_events(self, run: MlflowRun) -> None:
         while not self._stopped.is_set():
-            metrics, files, offset = self._next_batch(run)
+            metrics, files, alarm, offset = self._next_batch(run)
             if offset == self._state.offset:
                 return
             run.send(metrics)
+            if alarm is not None:
+                run.tag(ALARM_TAG, shorten(alarm))
             queue = [file for file in self._state.artifacts if file not in files]
             self._state.artifacts = queue + files
             self._state.offset = offset
             self._save()
 
-    def _next_batch(self, run: MlflowRun) -> tuple[list[Any], list[list[str | None]], int]:
-        """New metrics of about one request, files met among them, and the offset behind them."""
+    def _next_batch(
+        self, run: MlflowRun
+    ) -> tuple[list[Any], list[list[str | None]], str | None, int]:
+        """New metrics of about one request, files and the last alarm met among them, and the
+        offset behind them."""
         metrics: list[Any] = []
         files: list[list[str | None]] = []
+        alarm: str | None = None
         offset = self._state.offset
         for event, after in self.journal.read(offset):
             offset = after
             metrics += run.new_metrics(event, maybe_sent=offset <= self._maybe_sent)
             if event["kind"] == "artifact":
                 files.append([event["path"], event["artifact_path"]])
+            elif event["kind"] == "alarm":
+                alarm = str(event["text"])
             if len(metrics) >= MAX_METRICS:
                 break
-        return metrics, files, offset
+        return metrics, files, alarm, offset
 
     def _send_files(self, run: MlflowRun) -> None:
         """Files come after metrics: the store of artifacts may fail by itself."""

@@ -1,7 +1,8 @@
-"""A run in eighteen figures."""
+"""A run in some figures."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,15 @@ class Summary:
     """Worker groups started with another number of workers."""
     steps_lost: int
     """Steps done and then thrown away, because an attempt resumed before them."""
+    seconds_lost: float
+    """From each failure until training went on, and what the steps lost had taken; without the
+    time before another driver took over."""
+    seconds_resizing: float
+    """From each request to resize until training went on."""
+    steps_skipped: int
+    """Steps whose update was left out, because their loss or gradient was not to be trusted."""
+    damages: int
+    """Checkpoints and snapshots that were passed over because they were not whole."""
     samples_missing: int
     """Planned samples that were not trained."""
     samples_duplicated: int
@@ -57,7 +67,9 @@ def summarize(
     mlflow_run_id: str | None = None,
 ) -> Summary:
     """The summary of a journal; what the journal cannot know is passed in."""
+    events = list(events)
     history = replay(events)
+    kinds = Counter(event["kind"] for event in events)
     losses = list(history.metric("loss").values())
     evaluations = list(history.evaluation("eval_loss").values())
     causes = [attempt.get("cause") for attempt in history.attempts]
@@ -75,6 +87,10 @@ def summarize(
         restarts=causes.count("failure"),
         resizes=causes.count("resize"),
         steps_lost=history.steps_lost,
+        seconds_lost=round(history.seconds_lost, 3),
+        seconds_resizing=round(history.seconds_resizing, 3),
+        steps_skipped=len({event["step"] for event in events if event["kind"] == "skip"}),
+        damages=kinds["damage"],
         samples_missing=samples_missing,
         samples_duplicated=samples_duplicated,
         mlflow_run_id=mlflow_run_id,
@@ -83,9 +99,18 @@ def summarize(
     )
 
 
+_OF_EARLIER_VERSIONS = {
+    "seconds_lost": 0.0,
+    "seconds_resizing": 0.0,
+    "steps_skipped": 0,
+    "damages": 0,
+}
+"""Figures that a summary of an earlier version does not have."""
+
+
 def read_summary(path: Path) -> Summary:
     """What `write_summary` wrote; figures that were not finite are None."""
-    figures = json.loads(path.read_bytes())
+    figures = {**_OF_EARLIER_VERSIONS, **json.loads(path.read_bytes())}
     return Summary(**{**figures, "world_sizes": tuple(figures["world_sizes"])})
 
 

@@ -11,10 +11,13 @@ import ray
 
 from pliant.batch import StepBatch
 from pliant.data.ledger import Ledger
+from pliant.elastic.beats import Phase
 from pliant.spec import JobSpec
 from pliant.topology import BatchShape, Place
 from pliant.training.digests import agree, digest
 from pliant.training.engine import Engine, StepResult
+from pliant.training.loop import Callback
+from pliant.training.phases import Phases
 from pliant.training.progress import Progress
 from pliant.training.recorder import Reporter
 from pliant.training.state import TrainingState
@@ -22,6 +25,32 @@ from pliant.training.state import TrainingState
 log = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], None]
+
+
+class InPhase:
+    """Another callback, whose time counts as a phase of its own."""
+
+    def __init__(self, phase: Phase, callback: Callback, phases: Phases) -> None:
+        self._phase = phase
+        self._callback = callback
+        self._phases = phases
+
+    def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
+        with self._phases.during(self._phase):
+            self._callback.after_step(progress, batch, result)
+
+
+class FirstStep:
+    """Tells when the first step of an attempt is done."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._is_told = False
+
+    def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._tell("first step is done")
 
 
 class KeepLedger:
@@ -43,6 +72,8 @@ class ReportSteps:
         self._place = place
 
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
+        if result.skipped:
+            self._reporter.report({"kind": "skip", "step": progress.step, "reason": result.reason})
         elapsed_s = result.seconds + batch.data_wait_s
         capacity = batch.num_packs * self._shape.seq_len
         self._reporter.report(
@@ -84,6 +115,8 @@ class Evaluate:
         self._every = every
         self._report = report
         self._evaluated_step = 0
+        self.metrics: dict[str, float] = {}
+        """The newest losses."""
 
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
         if self._every and progress.step % self._every == 0:
@@ -103,30 +136,28 @@ class Evaluate:
         batches = self._batches(split)
         if batches is not None:
             loss = self._engine.evaluate(batches)
+            self.metrics[metric] = loss
             event = {"kind": "evaluation", "step": progress.step, "metrics": {metric: loss}}
             self._report(event)
 
 
 class SaveCheckpoints:
-    """A checkpoint every so many steps."""
+    """Snapshots in memory and checkpoints in the background, each as often as its cadence says."""
 
-    def __init__(self, state: TrainingState, every: int, report: Report) -> None:
+    def __init__(self, state: TrainingState, metrics: dict[str, float], report: Report) -> None:
+        """`metrics` are the newest evaluation's; whoever evaluates keeps them up to date."""
         self._state = state
-        self._every = every
-        self._report = report
+        state.metrics = metrics
+        state.tell = lambda text: report({"kind": "note", "text": text})
 
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
-        if progress.step % self._every == 0:
-            self.save(progress)
+        if self._state.cadence.save_is_due(progress.step):
+            self._state.save(progress)
+        self._state.snapshot(progress)
 
-    def save(self, progress: Progress) -> None:
-        """Does nothing where this step was saved already."""
-        if progress.step == self._state.saved_step or progress.step == 0:
-            return
-        seconds = self._state.save(progress)
-        self._report(
-            {"kind": "checkpoint", "step": progress.step, "metrics": {"checkpoint_s": seconds}}
-        )
+    def save(self, progress: Progress, wait: bool = False) -> None:
+        """Does nothing where this step is saved or being saved, but for the waiting."""
+        self._state.save(progress, wait)
 
 
 class CompareRanks:

@@ -9,11 +9,13 @@ import ray
 
 from pliant.checkpoints import reader
 from pliant.checkpoints.manifest import Manifest
+from pliant.checkpoints.storage import Places, places_of
 from pliant.data.feeder import BlockGrid
 from pliant.data.ledger import Audit, audit
 from pliant.errors import CheckpointDamaged, JobError, PliantError
 from pliant.tracking import Journal, Summary, loss_plot, read_summary, summarize, write_summary
 from pliant.tracking.mlflow_tracker import JOURNAL_FILE
+from pliant.training.holders import stop_holders
 from pliant.training.worker import WorkerTask
 
 TRACKING_DEADLINE_S = 30.0
@@ -42,12 +44,14 @@ def conclude(
 ) -> Outcome:
     """Everything that is left to do once the workers have ended."""
     run_dir = task.run_dir
+    places = places_of(run_dir, task.spec.checkpoint.storage)
+    stop_holders(task.spec.name, run_dir)
     checkpoint = None
     try:
-        checkpoint = newest_manifest(run_dir)
+        checkpoint = newest_manifest(places)
     except CheckpointDamaged as damage:
         error = error or damage
-    checked = check_ledger(run_dir, task.grid, checkpoint)
+    checked = check_ledger(places, task.grid, checkpoint)
     state, reason = _verdict(task, checkpoint, error, checked, stop)
     ray.get(recorder.append.remote({"kind": "end", "state": state, "reason": reason}))
     run_id = ray.get(recorder.run_id.remote(RUN_ID_DEADLINE_S))
@@ -97,17 +101,20 @@ def _verdict(
     return "FAILED", f"The workers ended after step {steps} of {task.spec.training.steps}."
 
 
-def newest_manifest(run_dir: Path) -> Manifest | None:
+def newest_manifest(places: Places) -> Manifest | None:
     """Of the newest checkpoint that is whole; None where there is none yet."""
-    checkpoint = reader.newest(run_dir / "checkpoints", run_dir / "ledger")
+    checkpoint = reader.newest(places.checkpoints, places.ledger)
     return None if checkpoint is None else checkpoint.manifest
 
 
-def check_ledger(run_dir: Path, grid: BlockGrid, checkpoint: Manifest | None) -> Audit:
+def check_ledger(places: Places, grid: BlockGrid, checkpoint: Manifest | None) -> Audit:
     """What the newest checkpoint says was trained, against the plan up to its step."""
     if checkpoint is None:
         return Audit(steps=0, missing=0, duplicated=0, misplaced=0)
-    files = [run_dir / "ledger" / entry.file for entry in checkpoint.ledger]
+    files = [
+        places.ledger.fetch(entry.file, entry.size_bytes, entry.sha256)
+        for entry in checkpoint.ledger
+    ]
     return audit(files, grid.open(), checkpoint.step)
 
 

@@ -4,9 +4,12 @@ Pinned to DeepSpeed 0.19.8; `tests/unit/training/test_deepspeed_adapter.py` fail
 another version moved something.
 """
 
+import gc
 import math
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -42,12 +45,51 @@ def import_deepspeed(device: str) -> ModuleType:
     return deepspeed
 
 
+def leave_process_group() -> None:
+    """Ends the process group, DeepSpeed's notion of it, and what refers to either, so that this
+    process can join another."""
+    comm: Any = sys.modules.get("deepspeed.comm.comm")
+    if dist.is_initialized():
+        if comm is not None and comm.cdb is not None:
+            comm.destroy_process_group()
+        else:
+            dist.destroy_process_group()
+    if comm is not None:
+        comm.cdb = None
+    gc.collect()
+
+
 def fragment_source(engine: Any) -> FragmentSource:
     """Where this engine's master weights and moments lie."""
     stage = engine.zero_optimization_stage()
     if stage == 3:
         return _Stage3(engine)
     return _Partitioned(engine) if stage in (1, 2) else _Replicated(engine)
+
+
+@dataclass(frozen=True)
+class GradientSlot:
+    """Where a run of one parameter's gradient lies for the optimizer to find it."""
+
+    name: str
+    """Of the parameter, as the module names it."""
+    start: int
+    """Of the run's first element, in the flattened parameter."""
+    gradient: torch.Tensor
+    """fp32, 1-D; a view of what the optimizer reads."""
+
+
+def gradient_slots(engine: Any) -> list[GradientSlot]:
+    """Gives each of this rank's master weights a gradient of zeros, and says what goes where. For
+    stages 0 to 2, and for whoever steps without DeepSpeed, which puts gradients of its own there.
+    """
+    stage = engine.zero_optimization_stage()
+    assert stage in (0, 1, 2), "at stage 3 no rank has whole gradients to give"
+    source = _Partitioned(engine) if stage else _Replicated(engine)
+    return [
+        GradientSlot(run.name, run.start, _gradient(run.master).narrow(0, run.offset, run.length))
+        for run in source.runs()
+    ]
 
 
 def parameter_groups(engine: Any) -> list[dict[str, Any]]:
@@ -91,6 +133,21 @@ def _is_whole(parameter: Any) -> bool:
     return not hasattr(parameter, "ds_numel") or parameter.numel() == parameter.ds_numel
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Elements of one parameter, as they lie in one of this rank's master weights."""
+
+    name: str
+    numel: int
+    """Of the whole parameter."""
+    start: int
+    """Of the first element, in the flattened parameter."""
+    master: torch.Tensor
+    offset: int
+    """Of the first element, in the flattened master."""
+    length: int
+
+
 class _Replicated:
     """Stage 0: every rank holds everything; the saving is shared out."""
 
@@ -108,6 +165,10 @@ class _Replicated:
                 flat = tensor.data.view(-1)
                 fragments.append(Fragment(kind, name, 0, parameter.numel(), flat, is_owner))
         return fragments
+
+    def runs(self) -> Iterator[_Run]:
+        for name, parameter, master in self._masters():
+            yield _Run(name, parameter.numel(), 0, master, 0, parameter.numel())
 
     def refresh(self) -> None:
         for _, parameter, master in self._masters():
@@ -135,13 +196,20 @@ class _Partitioned:
         self._engine = engine
 
     def fragments(self) -> list[Fragment]:
+        optimizer = self._engine.optimizer.optimizer
+        fragments = []
+        for run in self.runs():
+            for kind, tensor in _kinds(run.master, _adam_state(optimizer, run.master)):
+                part = tensor.data.narrow(0, run.offset, run.length)
+                fragments.append(Fragment(kind, run.name, run.start, run.numel, part))
+        return fragments
+
+    def runs(self) -> Iterator[_Run]:
         optimizer = self._engine.optimizer
         names = {id(parameter): name for name, parameter in _trained(self._engine)}
-        fragments = []
         for group, master in enumerate(optimizer.single_partition_of_fp32_groups):
             rank = dist.get_rank(optimizer.real_dp_process_group[group])
             begin, end = rank * master.numel(), (rank + 1) * master.numel()
-            kinds = _kinds(master, _adam_state(optimizer.optimizer, master))
             # The order in which the group was flattened. DeepSpeed's own `_hp_mapping` of a
             # parameter points elsewhere when `round_robin_gradients` has changed that order.
             parameters = optimizer.round_robin_bit16_groups[group]
@@ -149,12 +217,8 @@ class _Partitioned:
             for parameter, offset in zip(parameters, offsets, strict=True):
                 name, numel = names[id(parameter)], parameter.numel()
                 low, high = max(offset, begin), min(offset + numel, end)
-                if low >= high:
-                    continue  # other ranks own all of it
-                for kind, tensor in kinds:
-                    part = tensor.data.narrow(0, low - begin, high - low)
-                    fragments.append(Fragment(kind, name, low - offset, numel, part))
-        return fragments
+                if low < high:  # else other ranks own all of it
+                    yield _Run(name, numel, low - offset, master, low - begin, high - low)
 
     def refresh(self) -> None:
         from deepspeed.runtime.utils import all_gather_dp_groups
@@ -229,6 +293,13 @@ def _trained(engine: Any) -> list[tuple[str, torch.Tensor]]:
 
 def _kinds(master: torch.Tensor, state: dict[str, Any]) -> list[tuple[Kind, torch.Tensor]]:
     return [("fp32", master), *((kind, state[kind]) for kind in MOMENTS)]
+
+
+def _gradient(master: torch.Tensor) -> torch.Tensor:
+    """The flat gradient of a master weight, made where there is none."""
+    if master.grad is None:
+        master.grad = torch.zeros_like(master.data)
+    return master.grad.view(-1)
 
 
 def _adam_state(optimizer: Any, master: torch.Tensor) -> dict[str, Any]:

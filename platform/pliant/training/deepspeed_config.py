@@ -40,7 +40,7 @@ def deepspeed_config(spec: JobSpec) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": spec.training.micro_batch_size,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": 0.0 if clips_by_itself(spec) else spec.training.clip_norm,
+        "gradient_clipping": spec.training.clip_norm if _deepspeed_clips(spec) else 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "communication_data_type": settings.communication_data_type,
@@ -56,6 +56,10 @@ def deepspeed_config(spec: JobSpec) -> dict[str, Any]:
 def clips_by_itself(spec: JobSpec) -> bool:
     """At stage 0 in fp32 DeepSpeed does not tell the gradient's norm, so that pliant clips."""
     return spec.deepspeed.zero_stage == 0 and spec.training.precision == "fp32"
+
+
+def _deepspeed_clips(spec: JobSpec) -> bool:
+    return not spec.training.exact and not clips_by_itself(spec)
 
 
 def check_extra(extra: dict[str, Any]) -> None:

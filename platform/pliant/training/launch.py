@@ -9,34 +9,43 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 import yaml
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from pliant.checkpoints import reader
+from pliant.checkpoints.storage import check_usable, places_of
 from pliant.data.feeder import start_feeder, stop_feeder
 from pliant.data.prepare import Report
 from pliant.data.store import Prepared
 from pliant.elastic.ray_adapter import (
+    Elasticity,
     ElasticTrainer,
-    FailureReport,
+    PolicySettings,
+    PoolSettings,
     pliant_error_in,
+    runtime_env_of_workers,
     tune_environment,
 )
 from pliant.elastic.resume import check_identity, job_identity
+from pliant.elastic.scaling import Bounds
 from pliant.errors import Interrupted, JobError, PliantError, UserError
 from pliant.files import file_lock, write_atomically
 from pliant.spec import JobSpec
+from pliant.spec.elastic import ElasticSpec
 from pliant.tracking.redaction import recordable
 from pliant.training.conclusion import Outcome, StopSignal, conclude, finished_before
 from pliant.training.planning import check_plugins, plan_job
+from pliant.training.priming import prime
 from pliant.training.recorder import Status, start_recorder
+from pliant.training.wanted import WantedWorkers
 from pliant.training.worker import WorkerTask, run_worker
 
 POLL_S = 0.25
@@ -93,7 +102,10 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
 
 def _check_that_it_goes_on(task: WorkerTask) -> None:
     """Raises `CheckpointMismatch` before anything of an earlier run is touched."""
-    checkpoint = reader.newest(task.run_dir / "checkpoints", task.run_dir / "ledger")
+    places = places_of(task.run_dir, task.spec.checkpoint.storage)
+    if task.spec.checkpoint.storage is not None:
+        check_usable(places.checkpoints)
+    checkpoint = reader.newest(places.checkpoints, places.ledger)
     if checkpoint is not None:
         check_identity(checkpoint, job_identity(task.spec, task.data_key))
 
@@ -118,8 +130,11 @@ def _run_workers(
     thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True)
     thread.start()
     asked = False
+    wanted = WantedWorkers(task.run_dir)
     assert task.spec.training.steps is not None
     while thread.is_alive():
+        if wanted.changed():
+            recorder.want_workers.remote(wanted.value)
         thread.join(POLL_S)
         status = ray.get(recorder.status.remote())
         display.update(status, task.spec.training.steps)
@@ -131,7 +146,12 @@ def _run_workers(
                 display.say("stopping while the workers start")
                 return None
             display.say("stopping after this step, with a checkpoint")
-    return outcome[0] if outcome else JobError("Ray Train ended without saying how.")
+    gave_up = ray.get(recorder.status.remote()).gave_up
+    if not outcome:
+        return JobError("Ray Train ended without saying how.")
+    if gave_up is not None and type(outcome[0]) is JobError:
+        return JobError(gave_up, **outcome[0].facts)
+    return outcome[0]
 
 
 def _fit(trainer: ElasticTrainer) -> PliantError | None:
@@ -151,9 +171,9 @@ def trainer_for(
     spec = task.spec
     elastic = spec.elastic
     on_gpu = spec.resources.device == "cuda"
-    workers: Any = (elastic.min_workers, elastic.max_workers)
+    environment = worker_environment(spec)
     scaling = ScalingConfig(
-        num_workers=workers if elastic.min_workers < elastic.max_workers else workers[0],
+        num_workers=elastic.max_workers,
         use_gpu=on_gpu,
         resources_per_worker={"CPU": spec.resources.cpus_per_worker}
         | ({"GPU": 1} if on_gpu else {}),
@@ -162,9 +182,7 @@ def trainer_for(
         # A name of its own for every driver: what Ray would restore under an old one is not ours.
         name=f"{spec.name}-{time.time_ns()}",
         storage_path=str(task.run_dir / "ray"),
-        failure_config=FailureConfig(max_failures=elastic.max_restarts),
-        callbacks=[FailureReport(recorder)],
-        worker_runtime_env={"env_vars": worker_environment(spec)},
+        worker_runtime_env={"env_vars": environment},
     )
     return ElasticTrainer(
         train_function,
@@ -172,6 +190,33 @@ def trainer_for(
         torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
         scaling_config=scaling,
         run_config=run_config,
+        elasticity=Elasticity(
+            elastic, _policy_settings(elastic), _pool_settings(task, environment), recorder
+        ),
+    )
+
+
+def _policy_settings(elastic: ElasticSpec) -> PolicySettings:
+    bounds = Bounds(elastic.min_workers, elastic.max_workers, tuple(elastic.allowed_workers))
+    return PolicySettings(
+        bounds,
+        elastic.settle_s,
+        elastic.pause_s,
+        elastic.start_timeout_s,
+        elastic.handshake_timeout_s,
+    )
+
+
+def _pool_settings(task: WorkerTask, environment: dict[str, str]) -> PoolSettings:
+    elastic = task.spec.elastic
+    assert elastic.spares != "auto"
+    return PoolSettings(
+        keeps_processes=elastic.reuse_workers,
+        num_spares=elastic.spares,
+        park_timeout_s=elastic.reuse_wait_s,
+        max_reuses=elastic.max_reuses,
+        runtime_env=runtime_env_of_workers(environment),
+        prime=partial(prime, task.spec),
     )
 
 

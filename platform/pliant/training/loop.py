@@ -1,9 +1,10 @@
 """The training loop: one batch after another, from the stream to the optimizer step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from pliant.batch import StepBatch
+from pliant.elastic.wish import Wish
 from pliant.training.engine import Engine, StepResult
 from pliant.training.progress import Progress
 
@@ -18,26 +19,21 @@ class Callback(Protocol):
         """`progress` already counts this step."""
 
 
-class StopRequest(Protocol):
-    """Whether this rank was asked to stop."""
-
-    def is_set(self) -> bool: ...
-
-
 def train(
     engine: Engine,
     batches: Iterable[StepBatch],
     callbacks: Sequence[Callback],
     progress: Progress,
-    stop: StopRequest,
-) -> Progress:
-    """Trains until the batches end or some rank was asked to stop; all ranks stop after the same
-    step."""
+    wish: Callable[[], Wish],
+) -> tuple[Progress, Wish]:
+    """Trains until the batches end or something is wished of the group; all ranks end after the
+    same step, and with the same wish. `wish` is asked before each step; at most one rank may have
+    any."""
     for batch in batches:
-        result = engine.step(batch, progress.step, vote=stop.is_set())
+        result = engine.step(batch, progress.step, vote=int(wish()))
         progress = progress.after(batch)
         for callback in callbacks:
             callback.after_step(progress, batch, result)
         if result.votes:
-            break
-    return progress
+            return progress, Wish(result.votes)
+    return progress, Wish.NONE

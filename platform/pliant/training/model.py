@@ -81,6 +81,12 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 def count_beforehand(spec: JobSpec, vocab_size: int) -> int:
     """Trainable parameters, counted without their memory. Raises `ModelError`."""
+    return count_parameters(skeleton(spec, vocab_size))
+
+
+def skeleton(spec: JobSpec, vocab_size: int) -> torch.nn.Module:
+    """The model with names and shapes, but without the memory of its weights. Raises
+    `ModelError`."""
     with attention.registered(), torch.device("meta"):
         if spec.model.path is not None:
             model = _skeleton(Path(spec.model.path))
@@ -88,7 +94,7 @@ def count_beforehand(spec: JobSpec, vocab_size: int) -> int:
             model = _build(spec.model, vocab_size)
         if spec.model.lora is not None:
             model = _with_adapters(model, spec.model.lora, spec.training.seed)
-    return count_parameters(model)
+    return model
 
 
 @torch.no_grad()

@@ -1,8 +1,13 @@
 """What every worker runs: from an empty process to the end of training, or to the next fault."""
 
+import gc
 import logging
+import os
 import threading
-from collections.abc import Iterable
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +26,10 @@ from pliant.data.ledger import Ledger
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.store import Split
 from pliant.data.stream import BlockSource, FeederBlocks, NoBlocks, StepStream, evaluation_batches
+from pliant.elastic.health import CheckCards, open_cards
 from pliant.elastic.resume import job_identity
+from pliant.elastic.wish import Wish, Yielded
+from pliant.errors import RanksDisagree, TrainingRewinds
 from pliant.spec import JobSpec
 from pliant.spec.dotted import load_dotted
 from pliant.topology import BatchShape, Place
@@ -30,19 +38,34 @@ from pliant.training.callbacks import (
     CompareRanks,
     Drills,
     Evaluate,
+    FirstStep,
+    InPhase,
     KeepLedger,
     ReportSteps,
     SaveCheckpoints,
 )
+from pliant.training.contents import Contents, frozen_digest
 from pliant.training.digests import agree, digest
 from pliant.training.engine import ZeroEngine, build_engine
 from pliant.training.loop import Callback, train
 from pliant.training.model import build_model
+from pliant.training.phases import (
+    CudaClock,
+    Heart,
+    Member,
+    Phases,
+    marked_batches,
+    marked_collectives,
+)
 from pliant.training.progress import Progress
-from pliant.training.recorder import Reporter, recorder_name, tell_warnings
-from pliant.training.state import TrainingState, frozen_digest
+from pliant.training.recorder import Reporter, commits_of, recorder_name, tell_warnings
+from pliant.training.state import TrainingState
 
 log = logging.getLogger(__name__)
+
+BEAT_TIMEOUT_S = 5.0
+SILENT_S = 30.0
+"""A process whose interpreter is held for so long writes down its stacks."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +83,107 @@ class WorkerTask:
 
 
 def run_worker(config: dict[str, WorkerTask]) -> None:
-    """The train function of the worker group."""
-    task = config["task"]
+    """The train function of the worker group. However it ends, it leaves nothing behind in the
+    process, which may serve the next group."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()  # what was imported is not looked through again
+    try:
+        _run(config["task"])
+    except BaseException as error:
+        _forget_frames(error)
+        raise
+    finally:
+        deepspeed_adapter.leave_process_group()
+
+
+def _run(task: WorkerTask) -> None:
     spec = task.spec
     quiet_libraries()
     torch.set_num_threads(spec.resources.threads_per_worker)
     context = ray.train.get_context()
     place = Place(context.get_world_rank(), context.get_world_size())
     recorder = ray.get_actor(recorder_name(spec.name), namespace=NAMESPACE)
+    moments = _Moments(recorder, place.rank)
+    moments.tell("worker begins")
     if place.rank == 0:
         tell_warnings(lambda text: recorder.record.remote([{"kind": "note", "text": text}]))
-    with attention.registered():
+    node = ray.get_runtime_context().get_node_id()
+    clock = CudaClock() if spec.resources.device == "cuda" else None
+    phases = Phases(Member(0, place.rank, place.world_size, node), device=clock)
+    with attention.registered(), marked_collectives(phases, dist):
         engine, state, ledger = prepare_engine(task, place)
-        progress = state.restore()
-        agree("loaded parameters", digest(whole_tensors(engine)))
-        stop = threading.Event()
-        state.attempt = _begin_attempt(recorder, place, progress, stop)
-        reporter = Reporter(recorder, stop)
-        _train(task, place, engine, state, ledger, progress, reporter, stop, recorder)
-        reporter.flush()
-        engine.deepspeed.destroy()
+        moments.tell("engine is ready")
+        try:
+            progress = state.restore()
+            for text in state.damage:
+                recorder.append.remote({"kind": "damage", "text": text})
+            agree("loaded parameters", digest(whole_tensors(engine)))
+            moments.tell("state is restored")
+            state.attempt, wish, engine.withheld = _begin_attempt(recorder, place, progress)
+            phases.joined(state.attempt)
+            with _watched(task, phases, recorder):
+                _train(task, place, engine, state, ledger, progress, wish, moments, phases)
+        except (RanksDisagree, TrainingRewinds):
+            state.discard_snapshots()
+            raise
+        finally:
+            state.close()
+            engine.deepspeed.destroy()
+
+
+@contextmanager
+def _watched(task: WorkerTask, phases: Phases, recorder: Any) -> Iterator[None]:
+    """Signs of life go to the recorder, and the health of the cards, where there are any."""
+    elastic = task.spec.elastic
+    rank = ray.train.get_context().get_world_rank()
+    heart = Heart(
+        phases,
+        lambda beat: ray.get(recorder.beat.remote(beat), timeout=BEAT_TIMEOUT_S),
+        task.run_dir / "stacks" / f"rank-{rank:05d}.txt",
+        silent_s=max(elastic.hang_floor_s, SILENT_S),
+    )
+    cards = _watch_cards(elastic.health_every_s, recorder)
+    heart.start()
+    try:
+        yield
+    finally:
+        heart.close()
+        cards.set()
+
+
+def _watch_cards(every_s: float, recorder: Any) -> threading.Event:
+    """Set what is returned to end it."""
+    closed = threading.Event()
+    checks = CheckCards(open_cards())
+    node = ray.get_runtime_context().get_node_id()
+
+    def watch() -> None:
+        while not closed.wait(every_s):
+            if reasons := checks.check():
+                recorder.broken.remote(node, reasons)
+
+    threading.Thread(target=watch, daemon=True, name="cards").start()
+    return closed
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """A traceback keeps the variables of every frame alive, and with them the engine."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+class _Moments:
+    """Tells the recorder when an attempt got how far."""
+
+    def __init__(self, recorder: Any, rank: int) -> None:
+        self.recorder = recorder
+        self._rank = rank
+
+    def tell(self, what: str) -> None:
+        event = {"kind": "timeline", "time": time.time(), "what": what}
+        self.recorder.append.remote({**event, "rank": self._rank, "pid": os.getpid()})
 
 
 def prepare_engine(task: WorkerTask, place: Place) -> tuple[ZeroEngine, TrainingState, Ledger]:
@@ -90,28 +194,23 @@ def prepare_engine(task: WorkerTask, place: Place) -> tuple[ZeroEngine, Training
     frozen = frozen_digest(model, digest)
     engine = build_engine(model, spec, place, ray.train.torch.get_device())
     ledger = Ledger()
-    state = TrainingState(
-        engine.deepspeed,
-        place,
-        task.run_dir,
-        ledger,
-        job_identity(spec, task.data_key),
-        frozen,
-        spec.checkpoint.keep,
-    )
+    contents = Contents(engine.deepspeed, place, job_identity(spec, task.data_key), frozen)
+    commits = commits_of(spec.name)
+    state = TrainingState(contents, place, task.run_dir, ledger, spec.checkpoint, commits)
     return engine, state, ledger
 
 
-def _begin_attempt(recorder: Any, place: Place, progress: Progress, stop: threading.Event) -> int:
-    """The attempt's number, which every rank learns from rank 0."""
+def _begin_attempt(
+    recorder: Any, place: Place, progress: Progress
+) -> tuple[int, Wish, frozenset[int]]:
+    """The attempt's number, what is wished of it, and the steps whose updates are left out, which
+    every rank learns from rank 0."""
     answer: list[Any] = [None]
     if place.rank == 0:
         answer = [ray.get(recorder.begin_attempt.remote(place.world_size, progress.step))]
     dist.broadcast_object_list(answer, src=0)
-    attempt, stop_now = answer[0]
-    if stop_now:
-        stop.set()
-    return int(attempt)
+    attempt, wish, withheld = answer[0]
+    return int(attempt), Wish(wish), withheld
 
 
 def _train(
@@ -121,36 +220,49 @@ def _train(
     state: TrainingState,
     ledger: Ledger,
     progress: Progress,
-    reporter: Reporter,
-    stop: threading.Event,
-    recorder: Any,
+    wish: Wish,
+    moments: _Moments,
+    phases: Phases,
 ) -> None:
     spec = task.spec
     shape = BatchShape(
         spec.training.global_batch_size, spec.training.micro_batch_size, spec.data.seq_len
     )
-    report = reporter.report if place.rank == 0 else (lambda event: None)
+    recorder = moments.recorder
+    reporter = Reporter(recorder, wish) if place.rank == 0 else None
+    report = reporter.report if reporter else (lambda event: None)
     evaluate = Evaluate(
         engine, partial(_held_out, task, shape, place), spec.training.eval_every, report
     )
-    save = SaveCheckpoints(state, spec.checkpoint.every, report)
+    save = SaveCheckpoints(state, evaluate.metrics, report)
     callbacks: list[Callback] = [KeepLedger(ledger)]
-    if place.rank == 0:
+    if reporter:
         callbacks.append(ReportSteps(reporter, shape, place))
     callbacks += [
         CompareRanks(partial(whole_tensors, engine), spec.training.digest_every),
-        evaluate,
-        save,
+        InPhase("evaluation", evaluate, phases),
+        InPhase("checkpoint", save, phases),
+        FirstStep(moments.tell),
         Drills(spec, place, recorder),
         *(load_dotted(path, "training.callbacks")() for path in spec.training.callbacks),
     ]
     stream = open_stream(task, shape, place, progress.step)
-    batches: Iterable[StepBatch] = () if stop.is_set() else stream
-    progress = train(engine, batches, callbacks, progress, stop)
-    save.save(progress)
-    if progress.step == spec.training.steps:
-        evaluate.evaluate(progress)
-        evaluate.test(progress)
+    batches: Iterable[StepBatch] = () if wish is Wish.STOP else stream
+    batches = marked_batches(phases, batches, progress.step)
+    phases.resumed(progress.step)
+    try:
+        ask = reporter.wish if reporter else (lambda: Wish.NONE)
+        progress, wish = train(engine, batches, callbacks, progress, ask)
+        if wish in (Wish.RESIZE, Wish.DRAIN):
+            state.just_in_time(progress, durable=wish is Wish.DRAIN)
+            raise Yielded(progress.step)
+        save.save(progress, wait=True)
+        if progress.step == spec.training.steps:
+            evaluate.evaluate(progress)
+            evaluate.test(progress)
+    finally:
+        if reporter:
+            reporter.close()
 
 
 def open_stream(task: WorkerTask, shape: BatchShape, place: Place, first: int) -> StepStream:

@@ -67,12 +67,45 @@ def test_the_summary_counts_redone_steps_once(events: list[dict[str, Any]]) -> N
         restarts=2,
         resizes=1,
         steps_lost=15,
+        seconds_lost=0.0,
+        seconds_resizing=0.0,
+        steps_skipped=0,
+        damages=0,
         samples_missing=1,
         samples_duplicated=2,
         mlflow_run_id="r",
         state="finished",
         reason=None,
     )
+
+
+def test_time_is_lost_by_failures_and_by_what_is_done_again_and_resizes_count_apart() -> None:
+    def step(number: int, time: float) -> dict[str, Any]:
+        metrics = {"step_time_s": 2.0, "data_wait_s": 0.5}
+        return {"kind": "step", "time": time, "step": number, "metrics": metrics}
+
+    summary = summarize(
+        [
+            attempt(0, "start", 2),
+            step(1, 10.0),
+            step(2, 12.0),
+            {"kind": "skip", "time": 12.0, "step": 2, "reason": "The loss is nan."},
+            {"kind": "restart", "time": 13.0, "step": 2, "reason": "a worker died"},
+            {"kind": "damage", "time": 14.0, "text": "a file is missing"},
+            {**attempt(1, "failure", 2), "time": 14.5},
+            step(2, 17.0),
+            {"kind": "resize", "time": 18.0, "step": 2, "from": 2, "to": 1, "reason": "asked"},
+            {**attempt(2, "resize", 1), "time": 18.75},
+            {"kind": "restart", "time": 20.0, "step": 2, "reason": "the driver died with it"},
+            {"kind": "job", "time": 500.0, "pid": 2},
+            {**attempt(2, "continued", 1), "time": 510.0},
+        ],
+        state="FINISHED",
+    )
+    assert summary.steps_lost == 1
+    assert summary.seconds_lost == 1.5 + 2.5
+    assert summary.seconds_resizing == 0.75
+    assert (summary.steps_skipped, summary.damages) == (1, 1)
 
 
 def test_a_run_that_ends_right_after_a_restart_stands_at_its_checkpoint() -> None:

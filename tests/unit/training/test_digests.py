@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.training import digests
+from pliant.checkpoints import digests
 from pliant.training.digests import digest
 
 TYPES = [torch.float32, torch.bfloat16, torch.int64, torch.float64, torch.uint8, torch.bool]

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from fakes import measure
+from fakes import measure, skips
 from fakes.ranks import run_ranks
-from pliant.errors import RanksDisagree, TrainingDiverged
+from pliant.errors import RanksDisagree, TrainingDiverged, TrainingRewinds
 from pliant.training.engine import parameter_groups, seed_micro_batch
 
 STAGES = [0, 1, 2, 3]
@@ -27,6 +27,7 @@ def measured():
         for other in ranks[1:]:
             assert other["curves"] == ranks[0]["curves"]
             assert str(other["disagreement"]) == str(ranks[0]["disagreement"])
+            assert str(other["skips"]) == str(ranks[0]["skips"])
         results[world_size] = ranks[0]
     return results
 
@@ -81,8 +82,8 @@ def test_a_batch_without_targets_has_the_loss_0_and_breaks_nothing(measured, wor
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_votes_of_the_ranks_are_counted(measured, world_size):
-    assert measured[world_size]["votes"] == [0, 1, world_size]
+def test_votes_of_the_ranks_are_added_up(measured, world_size):
+    assert measured[world_size]["votes"] == [0, 1, world_size, 2]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -113,6 +114,60 @@ def test_numbers_that_are_not_finite_end_the_training(measured, world_size, vari
     assert isinstance(error, TrainingDiverged)
     assert error.step == 1
     assert "step 1" in str(error)
+
+
+@pytest.mark.parametrize("variant", list(skips.SKIPS))
+def test_a_step_that_is_left_out_changes_nothing(measured, variant):
+    """Neither for itself nor for the steps after it, which a leftover gradient would do."""
+    found = measured[2]["skips"][variant]
+    assert found["skipped"] == [True, True, True, False]
+    before, *after = found["states"]
+    assert after == [before] * 3
+    assert before[2] == 1, "optimizer steps"
+    assert found["final"] == found["expected"] != before
+
+
+@pytest.mark.parametrize("variant", list(skips.SKIPS))
+def test_a_step_that_is_left_out_says_why(measured, variant):
+    of_loss, of_gradient, withheld, none = measured[2]["skips"][variant]["reasons"]
+    assert of_loss == "The loss of step 2 is nan."
+    assert "The gradient of step 3 has " in of_gradient
+    assert withheld == "Training went back to leave out the update of step 4."
+    assert none == ""
+
+
+def test_a_fault_that_is_gone_back_behind_names_the_step(measured):
+    error = measured[2]["skips"]["policies"]["rewind"]
+    assert isinstance(error, TrainingRewinds)
+    assert error.step == 1
+    assert "Training goes back to the last checkpoint" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "sentence"),
+    [
+        ("too many skips", 2, "left out in a row before it: 1; training.max_skips allows 1."),
+        ("too many rewinds", 1, "left out in a row before it: 0; training.max_skips allows 0."),
+    ],
+)
+def test_more_faults_in_a_row_than_are_allowed_end_the_training(measured, policy, step, sentence):
+    error = measured[2]["skips"]["policies"][policy]
+    assert isinstance(error, TrainingDiverged)
+    assert error.step == step
+    assert sentence in str(error)
+
+
+@pytest.mark.parametrize("variant", ["spike", "spike, exact"])
+def test_a_loss_that_leaps_up_is_left_out(measured, variant):
+    reasons = measured[2]["skips"]["policies"][variant]
+    assert [bool(reason) for reason in reasons] == [False] * 4 + [True, False]
+    assert "The loss of step 5 is " in reasons[4]
+    assert "a spike: the last 4 have the median" in reasons[4]
+
+
+def test_gradients_that_int64_cannot_hold_are_told(measured):
+    (reason,) = measured[2]["skips"]["policies"]["too large"]
+    assert "has elements of 838,861 or more, which training.exact cannot add up" in reason
 
 
 @pytest.mark.parametrize("world_size", WORLDS)

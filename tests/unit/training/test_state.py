@@ -164,7 +164,6 @@ def test_a_checkpoint_of_the_same_job_is_not_refused(two):
 def test_a_disk_that_is_full_for_one_rank_is_told_to_all(two):
     for rank in two:
         assert isinstance(rank["full_disk"]["error"], NoSpace)
-        assert rank["full_disk"]["saved_step"] == 1
         assert rank["full_disk"]["left"] == ["step-00000001.attempt-0.ranks-2"]
 
 
@@ -178,8 +177,9 @@ def test_a_damaged_checkpoint_is_gone_back_behind_and_forgotten(two):
 
 
 def test_the_manifest_says_what_was_saved(root, two):
-    (directory,) = committed(root / "full, stage 1" / "checkpoints")
-    manifest = Manifest.read(directory)
+    checkpoints = root / "full, stage 1" / "checkpoints"
+    (name,) = committed(checkpoints)
+    manifest = Manifest.read(checkpoints, name)
     assert (manifest.step, manifest.world_size, manifest.zero_stage) == (SAVED_STEP, 2, 1)
     assert Progress(**manifest.progress) == two[0]["saved"]["full, stage 1"]["progress"]
     assert [group["weight_decay"] for group in manifest.optimizer["groups"]] == [0.01, 0.0]
@@ -188,8 +188,9 @@ def test_the_manifest_says_what_was_saved(root, two):
 
 
 def test_the_ledger_holds_the_pieces_of_all_ranks(root, two):
-    (directory,) = committed(root / "full, stage 1" / "checkpoints")
-    (entry,) = Manifest.read(directory).ledger
+    checkpoints = root / "full, stage 1" / "checkpoints"
+    (name,) = committed(checkpoints)
+    (entry,) = Manifest.read(checkpoints, name).ledger
     assert (entry.first_step, entry.last_step) == (0, SAVED_STEP - 1)
     table = pq.read_table(root / "full, stage 1" / "ledger" / entry.file).to_pylist()
     for step in range(SAVED_STEP):
@@ -213,3 +214,24 @@ def test_every_stage_goes_on_from_every_other(root, two, world_size):
         saved = two[0]["saved"][name]
         assert_loaded(restored, saved)
         assert restored["losses"] == pytest.approx(saved["losses"], rel=1e-5), (name, stage)
+
+
+GROWN = [*((f"{model}, stage {stage}", stage) for model in MODELS for stage in (0, 1, 2, 3))]
+GROWN += [("full, stage 1", 3), ("full, stage 3", 0), ("lora, stage 2", 3), ("tied, stage 0", 1)]
+"""(saved, the stage at which it is loaded)."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 3)])
+def test_growth_and_shrinkage_past_the_saved_size_go_on_from_the_same_state(
+    tmp_path, before, after
+):
+    names = sorted({name for name, _ in GROWN})
+    saved = run_ranks(restarts.first_runs, before, tmp_path, names)[0]
+    jobs = [(name, at_stage(name, stage)) for name, stage in GROWN]
+    results = run_ranks(restarts.later_runs, after, tmp_path, jobs)
+    for rank in results:
+        for (name, stage), restored in zip(GROWN, rank, strict=True):
+            assert_loaded(restored, saved[name])
+            losses = pytest.approx(saved[name]["losses"], rel=1e-5)
+            assert restored["losses"] == losses, (name, stage)

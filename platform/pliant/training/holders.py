@@ -1,0 +1,280 @@
+"""Keeps snapshots alive when their node goes: an actor on each node holds copies for another.
+
+Nodes form a ring; each rank sends its snapshots to the holder of the next node, in the background
+and only as fast as that goes. A holder also serves what lies on its node to ranks elsewhere. It
+outlives worker groups and driver, and is dropped at the end of the job.
+"""
+
+import logging
+import queue
+import re
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch.distributed as dist
+from numpy.typing import NDArray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pliant.checkpoints import snapshot
+from pliant.checkpoints.snapshot import Copies, Part, Roots, Slot, Slots
+from pliant.files import file_lock, replacing
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "pliant"
+BLOCK_BYTES = 8 * 2**20
+IN_FLIGHT = 2
+ASK_TIMEOUT_S = 3.0
+"""To list what it holds; a node that was just lost answers nothing."""
+BLOCK_TIMEOUT_S = 30.0
+NO_NODE = "here"
+"""The name of the node where Ray does not run."""
+
+
+class Holder:
+    """The actor's class."""
+
+    def __init__(self, roots: Roots, node: str) -> None:
+        self._roots = roots
+        self._node = node
+        self._copies = Copies(roots.paths[0] / node)
+
+    def parts(self) -> list[Part]:
+        """Everything on this machine, copies and what its own ranks left."""
+        return [replace(part, node=self._node) for part in snapshot.find(self._roots.paths)]
+
+    def read(self, path: str, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Of a file that a part names."""
+        if not any(Path(path).is_relative_to(root) for root in self._roots.paths):
+            raise ValueError(f"{path} does not belong to this run")
+        return np.fromfile(path, dtype=np.uint8, count=size_bytes, offset=offset)
+
+    def write(self, part: Part, offset: int, block: NDArray[np.uint8]) -> None:
+        self._copies.write(part, offset, block)
+
+    def finish(self, part: Part, ledger: bytes) -> None:
+        self._copies.finish(part, ledger)
+
+    def remove_before(self, attempt: int) -> None:
+        self._copies.remove_before(attempt)
+
+    def forget(self, kept: tuple[int, int] | None) -> None:
+        """Whatever else lies here belongs to a past that did not last."""
+        snapshot.forget(self._roots.paths, kept)
+
+    def clear(self) -> None:
+        """Removes all that the run left on this machine."""
+        self._roots.remove()
+
+
+def own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else NO_NODE
+
+
+def next_node(own: str, ranks: Collection[str], others: Collection[str]) -> str | None:
+    """Where copies for node `own` lie: on the next one that has ranks, else on one that might."""
+    ring = sorted(set(ranks)) if len(set(ranks)) > 1 else sorted({*ranks, *others})
+    if len(ring) < 2:
+        return None
+    return ring[(ring.index(own) + 1) % len(ring)]
+
+
+def join(job: str, roots: Roots, slots: Slots) -> "Pusher | None":
+    """Starts this node's holder and finds the next node's; None where there is no other node. All
+    ranks call it."""
+    nodes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, own_node())
+    others = _nodes_for_workers() if ray.is_initialized() else []
+    target = next_node(own_node(), nodes, others)
+    if target is None:
+        return None
+    for node in (own_node(), target):
+        _start(job, roots, node)
+    return Pusher(job, target, slots)
+
+
+def _nodes_for_workers() -> list[str]:
+    """Living nodes with room for workers; a head that has none is not filled with snapshots."""
+    return [
+        str(node["NodeID"])
+        for node in ray.nodes()
+        if node["Alive"] and (node["Resources"].get("CPU") or node["Resources"].get("GPU"))
+    ]
+
+
+def _start(job: str, roots: Roots, node: str) -> Any:
+    actor = ray.remote(num_cpus=0, max_concurrency=1, max_restarts=-1)(Holder)
+    return actor.options(
+        name=holder_name(job, node),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    ).remote(roots, node)
+
+
+def holder_name(job: str, node: str) -> str:
+    return f"holder-{job}-{node}"
+
+
+def _holders(job: str) -> dict[str, Any]:
+    """node id -> holder, of those that answer to a name."""
+    if not ray.is_initialized():
+        return {}
+    pattern = re.compile(re.escape(holder_name(job, "")) + r"([0-9a-f]{56})")
+    holders = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        match = pattern.fullmatch(actor["name"])
+        if match and actor["namespace"] == NAMESPACE:
+            with suppress(ValueError):  # it is gone by now
+                holders[match[1]] = ray.get_actor(actor["name"], namespace=NAMESPACE)
+    return holders
+
+
+def parts_elsewhere(job: str) -> list[Part]:
+    """What the job's living holders have."""
+    calls = [holder.parts.remote() for holder in _holders(job).values()]
+    if not calls:
+        return []
+    answered, _ = ray.wait(calls, num_returns=len(calls), timeout=ASK_TIMEOUT_S)
+    parts: list[Part] = []
+    for call in answered:
+        with suppress(RayError):  # its node is gone
+            parts += ray.get(call)
+    return parts
+
+
+def forget_elsewhere(job: str, kept: tuple[int, int] | None) -> None:
+    """As `snapshot.forget`, on all nodes."""
+    for holder in _holders(job).values():
+        holder.forget.remote(kept)
+
+
+def fetch(job: str, node: str, path: str, size_bytes: int, folder: Path) -> Path:
+    """The first bytes of another node's file as a file in `folder`, which the ranks of a node
+    share. Raises `OSError` where it cannot be had."""
+    target = folder / path.replace("/", "_")
+    with file_lock(folder / f"{target.name}.lock"):
+        if not target.exists():
+            with replacing(target) as file:
+                for block in _blocks(job, node, path, size_bytes):
+                    file.write(block)
+    return target
+
+
+def _blocks(job: str, node: str, path: str, size_bytes: int) -> Iterator[Any]:
+    try:
+        holder = ray.get_actor(holder_name(job, node), namespace=NAMESPACE)
+        offsets = range(0, size_bytes, BLOCK_BYTES)
+        calls = [
+            holder.read.remote(path, offset, min(BLOCK_BYTES, size_bytes - offset))
+            for offset in offsets[:IN_FLIGHT]
+        ]
+        for number in range(len(offsets)):
+            block = ray.get(calls.pop(0), timeout=BLOCK_TIMEOUT_S)
+            for offset in offsets[number + IN_FLIGHT : number + IN_FLIGHT + 1]:
+                length = min(BLOCK_BYTES, size_bytes - offset)
+                calls.append(holder.read.remote(path, offset, length))
+            yield memoryview(block)
+    except (RayError, ValueError) as error:
+        raise OSError(f"{path} could not be had from node {node[:8]}: {error}") from None
+
+
+class Pusher:
+    """Sends snapshots to the holder of another node, one at a time."""
+
+    def __init__(self, job: str, node: str, slots: Slots) -> None:
+        self._job = job
+        self._node = node
+        self._slots = slots
+        self._closed = False
+        self._attempts: set[int] = set()
+        self._sent: Slot | None = None
+        self._kept: Slot | None = None
+        self._failed = False
+        self._busy = threading.Event()
+        self._queue: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="pusher")
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._busy.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last push did."""
+        return self._failed
+
+    def push(self, slot: Slot, was_whole: bool) -> None:
+        """Sends the newest snapshot. All ranks call it in the same step, when none is busy; they
+        tell whether all pushes before were whole.
+
+        What was sent last stays here too until the next is whole over all ranks: only together
+        with this node's own part can another node's copy be restored.
+        """
+        done = self._kept if was_whole else self._sent
+        if done is not None:
+            self._slots.release(done)
+        if was_whole:
+            self._kept = self._sent
+        self._slots.pin(slot)
+        self._sent = slot
+        self._busy.set()
+        self._queue.put(slot)
+
+    def close(self, timeout_s: float) -> None:
+        """A copy that is not complete does not count, and the one before it is still there."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (slot := self._queue.get()) is not None:
+            try:
+                self._send(snapshot.read_part(slot.record))
+                self._failed = False
+            except (RayError, OSError, ValueError) as error:
+                if not self._failed:
+                    node = self._node[:8]
+                    log.warning("A snapshot could not be sent to node %s: %s", node, error)
+                self._failed = True
+            finally:
+                self._busy.clear()
+
+    def _send(self, part: Part) -> None:
+        holder = ray.get_actor(holder_name(self._job, self._node), namespace=NAMESPACE)
+        ledger = Path(part.ledger).read_bytes()[: part.ledger_bytes]
+        content = np.memmap(part.file, dtype=np.uint8, mode="r")
+        calls = []
+        for offset in range(0, len(content), BLOCK_BYTES):
+            if self._closed:
+                return
+            block = np.array(content[offset : offset + BLOCK_BYTES])
+            calls.append(holder.write.remote(part, offset, block))
+            if len(calls) == IN_FLIGHT:
+                ray.get(calls.pop(0), timeout=BLOCK_TIMEOUT_S)
+        ray.get(calls, timeout=BLOCK_TIMEOUT_S)
+        ray.get(holder.finish.remote(part, ledger), timeout=BLOCK_TIMEOUT_S)
+        if part.attempt in self._attempts:  # the one before it is complete by now
+            holder.remove_before.remote(part.attempt)
+        self._attempts.add(part.attempt)
+
+
+def stop_holders(job: str, run_dir: Path) -> None:
+    """Ends the job's holders and removes all its snapshots: call it once the job needs no restart.
+    Its state is then on disk only."""
+    holders = _holders(job)
+    calls = [holder.clear.remote() for holder in holders.values()]
+    if calls:
+        ray.wait(calls, num_returns=len(calls), timeout=ASK_TIMEOUT_S)
+    for holder in holders.values():
+        ray.kill(holder)
+    snapshot.remove(run_dir)
