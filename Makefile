@@ -4,7 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-smollm2 check test test-all bench bench-loop ui docs lock clean
+.PHONY: help setup demo demo-smollm2 check test test-all chaos bench bench-loop bench-elastic \
+	bench-checkpoint bench-exact ui docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,10 +43,22 @@ test-all: setup ## All tests that need no GPU
 
 bench: setup ## All benchmarks, and one table
 	@$(BIN)/python benchmarks/loop.py
+	@$(BIN)/python benchmarks/exact.py
+	@$(BIN)/python benchmarks/checkpoint.py
+	@$(BIN)/python benchmarks/elastic.py
 	@$(BIN)/python benchmarks/table.py
 
 bench-loop: setup ## What pliant's own code costs per step, beside a bare DeepSpeed loop
 	@$(BIN)/python benchmarks/loop.py && $(BIN)/python benchmarks/table.py loop
+
+bench-exact: setup ## What training.exact costs
+	@$(BIN)/python benchmarks/exact.py && $(BIN)/python benchmarks/table.py exact
+
+bench-checkpoint: setup ## Saving, snapshots and loading, beside DeepSpeed's own
+	@$(BIN)/python benchmarks/checkpoint.py && $(BIN)/python benchmarks/table.py checkpoint
+
+bench-elastic: setup ## From a fault to the next step, beside tuned plain Ray Train
+	@$(BIN)/python benchmarks/elastic.py && $(BIN)/python benchmarks/table.py elastic
 
 ui: setup ## MLflow's page on the runs in ./runs
 	@$(BIN)/pliant ui

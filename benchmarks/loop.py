@@ -98,7 +98,7 @@ class Clock:
             (engine.deepspeed, "forward"),
             (engine.deepspeed, "backward"),
             (engine.deepspeed, "step"),
-            (engine, "_loss"),
+            (engine.nll, "loss"),
             (dist, "all_reduce"),
             (dist, "all_gather_object"),
         ):

@@ -1,0 +1,233 @@
+"""Jobs on an embedded Ray that lose workers, change their size, hang and diverge."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.faults import Faults
+from fakes.watched import STEPS, WatchedJob, losses, spec_of, write_samples
+from pliant.errors import Interrupted, UserError
+from pliant.files import write_atomically
+from pliant.training import wanted
+from pliant.training.conclusion import Outcome
+
+pytestmark = pytest.mark.usefixtures("embedded_ray")
+NEWS_S = 1.0
+"""A wish has reached rank 0 after this time: it asks twice a second."""
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Faults:
+    return Faults(tmp_path / "faults")
+
+
+Start = Callable[..., WatchedJob]
+
+
+@pytest.fixture
+def start(samples: Path, runs_dir: Path) -> Start:
+    """Starts a job with changes to its spec."""
+
+    def start(name: str, *changes: dict[str, Any]) -> WatchedJob:
+        return WatchedJob(spec_of(samples, name, *changes), runs_dir)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(samples: Path, runs_dir: Path) -> dict[int, float]:
+    """The losses of the job that nothing happens to, on one worker."""
+    job = WatchedJob(spec_of(samples, "undisturbed", {"elastic": {"max_workers": 1}}), runs_dir)
+    check(job.outcome(), restarts=0)
+    return losses(job.run_dir)
+
+
+def check(outcome: Outcome, **facts: Any) -> None:
+    """Finished, nothing missing or doubled, no step done twice, and these facts."""
+    expected = {
+        "state": "FINISHED",
+        "steps": STEPS,
+        "steps_lost": 0,
+        "samples_missing": 0,
+        "samples_duplicated": 0,
+        **facts,
+    }
+    assert {name: getattr(outcome.summary, name) for name in expected} == expected
+
+
+def test_killed_workers_cost_no_step_and_the_survivor_is_used_again(
+    start: Start, undisturbed: dict[int, float]
+) -> None:
+    drills = [{"rank": 0, "step": 3}, {"rank": 1, "step": 9}]
+    job = start("killed", {"elastic": {"spares": 1, "drills": drills}})
+    check(job.outcome(), restarts=2, resizes=0, world_sizes=(2,))
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    first, second, third = ({*pids.values()} for pids in job.pids())
+    assert len(first & second) == len(second & third) == 1
+    parked = job.events("timeline", what="parked")
+    assert [(event["kept"], event["of"]) for event in parked[:2]] == [(1, 2), (1, 2)]
+    for step, rank in ((3, 0), (9, 1)):
+        assert f"step {step}: the worker of rank {rank} died" in job.lines
+        assert f"training goes on from step {step} with 2 workers" in job.lines
+
+
+def test_a_job_that_is_resized_goes_on_where_it_was_whatever_happens_meanwhile(
+    start: Start, runs_dir: Path, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    elastic = {"max_workers": 4, "allowed_workers": [1, 2, 3], "handshake_timeout_s": 3.0}
+    (runs_dir / "resized").mkdir()
+    write_atomically(runs_dir / "resized" / wanted.FILE, b'{"workers": 2}')
+    job = start("resized", {"elastic": elastic}, faults.spec(hold=[2, 5, 8, 11]))
+
+    # As it should be: 2 -> 1 -> 3.
+    ask_for(job, 1, faults, held_at=2)
+    faults.release(2)
+    job.wait_for_workers(1)
+    with pytest.raises(UserError, match=r"4 workers were asked for, and resized may have 1, 2, 3"):
+        wanted.resize(job.run_dir, 4, wait_s=0)
+    ask_for(job, 3, faults, held_at=5)
+    faults.release(5)
+    job.wait_for_workers(3)
+    assert not job.events("restart")
+
+    # A worker dies before it could answer.
+    ask_for(job, 2, faults, held_at=8)
+    os.kill(job.pids()[-1][2], signal.SIGKILL)
+    faults.release(8)
+    job.wait_for_workers(2)
+    assert [event["step"] for event in job.events("restart")] == [8]
+
+    # The workers do not answer in time.
+    ask_for(job, 1, faults, held_at=11)
+    job.wait_for_workers(1)
+    faults.release(11)
+
+    check(job.outcome(), restarts=2, resizes=2, world_sizes=(2, 1, 3, 2, 1))
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    assert "step 2: resizing from 2 to 1 workers: 1 worker was asked for" in job.lines
+    assert "step 5: resizing from 1 to 3 workers: 3 workers were asked for" in job.lines
+    assert "step 8: the worker of rank 2 died" in job.lines
+    assert any("the workers did not end within 3 s" in line for line in job.lines)
+    assert "step 11: the workers did not answer a resize in time" in job.lines
+    # Newcomers join the process that is there; two are left when the third is killed.
+    first, alone, three, two, last = ({*pids.values()} for pids in job.pids())
+    assert alone < first
+    assert alone < three
+    assert two < three
+    assert not last & two
+
+
+def ask_for(job: WatchedJob, num_workers: int, faults: Faults, held_at: int) -> None:
+    """Returns when the workers, which are held after that step, know that they are to end."""
+    job.wait_for(f"hold at step {held_at}", lambda: faults.is_held(held_at))
+    said = wanted.resize(job.run_dir, num_workers, wait_s=0)
+    assert said.startswith(f"resized was asked for {num_workers} worker")
+    job.wait_for("resize", lambda: job.events("resize", step=held_at, to=num_workers))
+    time.sleep(NEWS_S)
+
+
+def test_a_rank_that_hangs_is_named_and_ended_and_the_job_goes_on(
+    start: Start, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    elastic = {"hang_floor_s": 5.0, "alarm_after_s": 6.0, "reuse_workers": False}
+    job = start("hung", {"elastic": elastic}, faults.spec(pace_s=0.5, freeze=(1, 7)))
+    check(job.outcome(), restarts=1, world_sizes=(2,))
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    told = [event["text"] for event in job.events("alarm", what="hang")]
+    assert len(told) == 2
+    assert told[0].startswith("The group hangs: rank 1 gives no sign of life for ")
+    assert told[0].endswith(" The ranks are asked for their stacks.")
+    assert told[1].startswith("the worker of rank 1 is ended: The group hangs: rank 1 gives no ")
+    assert "step 7: the worker of rank 1 died" in job.lines
+    stacks = (job.run_dir / "stacks" / "rank-00000.txt").read_text()
+    assert "rank 0 of 2" in stacks
+    assert "phase collective of step 8" in stacks
+    assert not (job.run_dir / "stacks" / "rank-00001.txt").exists()
+    standstill = [event["text"] for event in job.events("alarm", what="no progress")]
+    assert standstill[0].startswith("There has been no new step after step 7 for ")
+    # Without reuse the next group consists of new processes.
+    first, second = ({*pids.values()} for pids in job.pids())
+    assert not first & second
+    assert job.events("timeline", what="parked")[0]["kept"] == 0
+
+
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+def test_the_update_of_a_step_that_is_not_a_number_is_left_out(
+    policy: str, start: Start, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    changes = {"training": {"on_divergence": policy}, "elastic": {"max_workers": 1}}
+    job = start(policy, changes, faults.spec(nan=7))
+    lost = {"skip": 0, "rewind": 2}[policy]  # done were 6, saved 4
+    check(job.outcome(), restarts=lost > 0, steps_lost=lost)
+    skips = job.events("skip")
+    assert [event["step"] for event in skips] == [7]
+    found = losses(job.run_dir)
+    before, after = range(1, 7), range(9, STEPS + 1)
+    assert [found[n] for n in before] == pytest.approx([undisturbed[n] for n in before], rel=1e-5)
+    # One update less: the steps from then on are other ones, by more than rounding.
+    assert all(abs(found[n] - undisturbed[n]) > 1e-4 for n in after)
+    if policy == "skip":
+        assert skips[0]["reason"] == "The loss of step 7 is nan."
+    else:
+        assert found[7] == pytest.approx(undisturbed[7], rel=1e-5)
+        assert "training goes on from step 4 with 1 worker, 2 done again" in job.lines
+
+
+def test_an_error_that_comes_again_and_again_ends_the_job_with_that_diagnosis(
+    start: Start, faults: Faults
+) -> None:
+    changes = {"elastic": {"max_workers": 1, "max_restarts": 10}}
+    job = start("unlucky", changes, faults.spec(fail=3))
+    outcome = job.outcome()
+    check(outcome, state="FAILED", steps=2, restarts=2)
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 3
+    assert (
+        "Step 2 failed 3 times in a row in the same way: "
+        "rank 0 failed: ArithmeticError: no luck in step 3, "
+    ) in outcome.error.message
+
+
+def test_a_job_is_stopped_at_any_time_and_goes_on_when_it_is_started_again(
+    start: Start, samples: Path, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    changes = [
+        {"elastic": {"max_workers": 1}, "data": {"split": {"validation": 0.1}}},
+        {"training": {"eval_every": 3}},
+        faults.spec(hold_evaluation=True),
+    ]
+    while_preparing = start("stopped", *changes)
+    while_preparing.stop.set()
+    with pytest.raises(Interrupted, match="the finished chunks are kept"):
+        while_preparing.outcome()
+    assert not while_preparing.run_dir.exists()
+
+    while_starting = start("stopped", *changes)
+    while_starting.wait_for("start", lambda: while_starting.events("job"))
+    while_starting.stop.set()
+    check(while_starting.outcome(), state="INTERRUPTED", steps=0)
+
+    while_evaluating = start("stopped", *changes)
+    while_evaluating.wait_for("evaluation", lambda: faults.is_held("evaluation"))
+    while_evaluating.stop.set()
+    while_evaluating.wait_for_line("stopping after this step, with a checkpoint")
+    time.sleep(NEWS_S)
+    faults.release("evaluation")
+    check(while_evaluating.outcome(), state="INTERRUPTED", steps=4)
+
+    check(start("stopped", *changes).outcome(), restarts=0, world_sizes=(1,))
