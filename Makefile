@@ -41,10 +41,15 @@ test: setup ## The tests, without the long grids
 test-all: setup ## All tests that need no GPU
 	$(BIN)/pytest -m "not gpu"
 
+SEED ?= 1
+FAULTS ?= 20
+chaos: setup ## Faults drawn from a seed; the weights must come out as if nothing had been
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --faults $(FAULTS)
+
 bench: setup ## All benchmarks, and one table
 	@$(BIN)/python benchmarks/loop.py
 	@$(BIN)/python benchmarks/exact.py
-	@$(BIN)/python benchmarks/checkpoint.py
+	@DS_ACCELERATOR=cpu $(BIN)/python benchmarks/checkpoint.py
 	@$(BIN)/python benchmarks/elastic.py
 	@$(BIN)/python benchmarks/table.py
 
@@ -55,7 +60,8 @@ bench-exact: setup ## What training.exact costs
 	@$(BIN)/python benchmarks/exact.py && $(BIN)/python benchmarks/table.py exact
 
 bench-checkpoint: setup ## Saving, snapshots and loading, beside DeepSpeed's own
-	@$(BIN)/python benchmarks/checkpoint.py && $(BIN)/python benchmarks/table.py checkpoint
+	@DS_ACCELERATOR=cpu $(BIN)/python benchmarks/checkpoint.py
+	@$(BIN)/python benchmarks/table.py checkpoint
 
 bench-elastic: setup ## From a fault to the next step, beside tuned plain Ray Train
 	@$(BIN)/python benchmarks/elastic.py && $(BIN)/python benchmarks/table.py elastic

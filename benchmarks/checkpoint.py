@@ -179,7 +179,7 @@ def run_of(
     """An engine that has done a step, its state, and a function that does another."""
     spec, place = spec_of(shape), Place(dist.get_rank(), dist.get_world_size())
     engine = build_engine(build_model(spec, V), spec, place, torch.device("cpu"))
-    contents = Contents(engine.deepspeed, place, {}, "")
+    contents = Contents(engine, place, {}, "")
     settings = CheckpointSpec(hot_every=hot_every)
     state = TrainingState(contents, place, run_dir, Ledger(), settings, reach_committer(run_dir))
     progress = state.restore()

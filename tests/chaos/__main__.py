@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from chaos import report
 from chaos.disks import Disk, enter_namespace
 from chaos.job import Job, Stuck
 from chaos.machines import Machines
-from chaos.schedule import KINDS, NEED_OWN_DISKS, NODES, Strike, draw, told
-from chaos.strikes import MAX_WORKERS, SAVE_EVERY, Chaos, Result
+from chaos.schedule import KINDS, MAX_WORKERS, NEED_OWN_DISKS, NODES, Strike, draw, told
+from chaos.strikes import SAVE_EVERY, Chaos, Result
 from pliant.checkpoints import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +84,27 @@ SPEC: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Where a run takes place and what was asked of it."""
+
+    given: argparse.Namespace
+    strikes: list[Strike]
+    runs_dir: Path
+    disks: list[Disk]
+    """The run's and the checkpoints'; none where none can be mounted."""
+    out: Path
+    """What is kept of it."""
+    console: Console
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence)
+
+
 def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     has_disks = enter_namespace(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and clean up
     console = Console(width=160, highlight=False, soft_wrap=True)
     kinds = set(given.kinds or KINDS) - (set() if has_disks else set(NEED_OWN_DISKS))
     if not has_disks:
@@ -94,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with _places(has_disks) as (runs_dir, disks):
-        return _run(strikes, runs_dir, disks, out, console, given)
+        return _run(Setting(given, strikes, runs_dir, disks, out, console))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -132,45 +152,43 @@ def _places(has_disks: bool) -> Iterator[tuple[Path, list[Disk]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(
-    strikes: list[Strike],
-    runs_dir: Path,
-    disks: list[Disk],
-    out: Path,
-    console: Console,
-    given: argparse.Namespace,
-) -> int:
+def _run(here: Setting) -> int:
     began = time.time()
-    spec = _write_spec(runs_dir.parent, given.spares)
-    job = Job(spec, runs_dir, NAME, out / "driver.txt", given.limit)
-    _set_environment()
-    machines = Machines(given.nodes)
-    run_disk, checkpoint_disk = disks or (None, None)
-    chaos = Chaos(job, machines, checkpoint_disk, run_disk, console.print)
+    spec = _write_spec(here.runs_dir.parent, here.given.spares)
     results: list[Result] = []
+    findings, steps = _disturb(here, spec, results)
+    if steps:
+        findings += _compare(here, spec, steps)
+    seconds = time.time() - began
+    _write_results(here, results, findings, seconds)
+    here.console.print(report.cost_table(results))
+    for finding in findings:
+        here.say(f"found: {finding}")
+    verdict = f"{len(findings)} findings" if findings else "as if nothing had been"
+    here.say(f"{len(results)} faults in {seconds / 60:.0f} min: {verdict}; see {here.out}")
+    return DIFFERENT if findings else 0
+
+
+def _disturb(here: Setting, spec: Path, results: list[Result]) -> tuple[list[str], int]:
+    """Strikes a job and lets it end: what was found, and the steps it did; 0 where it was given
+    up."""
+    job = Job(spec, here.runs_dir, NAME, here.out / "driver.txt", here.given.limit)
+    _set_environment()
+    machines = Machines(here.given.nodes)
+    run_disk, checkpoint_disk = here.disks or (None, None)
+    chaos = Chaos(job, machines, checkpoint_disk, run_disk)
     try:
         job.start(machines.address)
         job.wait_for("the first steps", lambda: job.journal.steps_done > 2)
-        console.print(f"seed {given.seed}: {len(strikes)} faults, {job.journal.step} steps done")
-        _strike_all(chaos, strikes, results, out, console)
-        steps = _finish(chaos)
+        here.say(f"seed {here.given.seed}: {len(here.strikes)} faults")
+        _strike_all(here, chaos, results)
+        return chaos.findings, _finish(chaos)
     except Stuck as error:
-        chaos.findings.append(f"the run was given up: {error}")
-        steps = 0
+        return [*chaos.findings, f"the run was given up: {error}"], 0
     finally:
         job.end()
         machines.end()
-        _keep(job.run_dir, out)
-    if steps:
-        chaos.findings += _compare(spec, runs_dir, steps, out, console)
-    console.print(report.cost_table(results))
-    _write_results(out, given.seed, results, chaos.findings, time.time() - began)
-    for finding in chaos.findings:
-        console.print(f"found: {finding}")
-    minutes = (time.time() - began) / 60
-    verdict = "different" if chaos.findings else "the same as if nothing had been"
-    console.print(f"{len(results)} faults in {minutes:.0f} min: {verdict}; see {out}")
-    return DIFFERENT if chaos.findings else 0
+        _keep(job.run_dir, here.out)
 
 
 def _set_environment() -> None:
@@ -202,27 +220,25 @@ def _write_spec(folder: Path, spares: int) -> Path:
     return path
 
 
-def _strike_all(
-    chaos: Chaos, strikes: list[Strike], results: list[Result], out: Path, console: Console
-) -> None:
+def _strike_all(here: Setting, chaos: Chaos, results: list[Result]) -> None:
     num_stuck = 0
-    for number, strike in enumerate(strikes, start=1):
+    for number, strike in enumerate(here.strikes, start=1):
+        what = told(strike.fault)
         try:
             result = chaos.carry_out(strike)
-        except Stuck as error:
+        except Exception as error:  # whatever it is: a long run goes on, and tells it at the end
             num_stuck += 1
-            text = report.stuck_report(
-                chaos.job, told(strike.fault), str(error), chaos.machines.processes()
-            )
-            (out / f"stuck-{number}.txt").write_text(text)
-            chaos.findings.append(f"fault {number}, {told(strike.fault)}: {error}")
-            console.print(f"{number:3d}  {told(strike.fault)}: STUCK, {error}")
+            here.say(f"{number:3d}  {what}: {error!r}")
+            chaos.findings.append(f"fault {number}, {what}: {error!r}")
+            pids = chaos.machines.helpers("")
+            text = report.stuck_report(chaos.job, what, traceback.format_exc(), pids)
+            (here.out / f"stuck-{number}.txt").write_text(text)
             if num_stuck >= MOST_STUCK:
-                raise
-            chaos.resume_after(error)
+                raise Stuck(f"{num_stuck} faults were not got over") from error
+            chaos.resume()
             continue
         results.append(result)
-        console.print(report.line_of(number, result, told(strike.fault)))
+        here.say(report.line_of(number, result, what))
 
 
 def _finish(chaos: Chaos) -> int:
@@ -239,10 +255,10 @@ def _finish(chaos: Chaos) -> int:
     return steps
 
 
-def _compare(spec: Path, runs_dir: Path, steps: int, out: Path, console: Console) -> list[str]:
+def _compare(here: Setting, spec: Path, steps: int) -> list[str]:
     """Against the same job on two workers of a Ray of its own, with nothing in its way."""
-    console.print(f"the same {steps} steps again, undisturbed, on two workers")
-    quiet = Job(spec, runs_dir, UNDISTURBED, out / "undisturbed.txt", 0.0)
+    here.say(f"the same {steps} steps again, undisturbed, on two workers")
+    quiet = Job(spec, here.runs_dir, UNDISTURBED, here.out / "undisturbed.txt", 0.0)
     quiet.start(
         None,
         training__steps=steps,
@@ -255,20 +271,23 @@ def _compare(spec: Path, runs_dir: Path, steps: int, out: Path, console: Console
         code = quiet.exit_code(120.0 + 2.0 * steps)
         if code:
             return [f"the undisturbed job ended with exit code {code}: {quiet.said()[-500:]}"]
-        runs = [report.read_run(runs_dir / name) for name in (NAME, UNDISTURBED)]
+        runs = [report.read_run(here.runs_dir / name) for name in (NAME, UNDISTURBED)]
     except Exception as error:
         return [f"the runs cannot be compared: {error}"]
     finally:
         quiet.end()
-    disturbed, undisturbed = runs
+    here.say(_told_together(*runs))
+    return report.differences(*runs)
+
+
+def _told_together(disturbed: report.Run, undisturbed: report.Run) -> str:
     summary = disturbed.summary
-    console.print(
+    return (
         f"ledger: {summary['samples_missing']} samples missing, {summary['samples_duplicated']} "
-        f"duplicated\nweights after {steps} steps: {disturbed.weights[:16]}, undisturbed "
-        f"{undisturbed.weights[:16]}\nrestarts {summary['restarts']}, resizes "
+        f"duplicated\nweights after {summary['steps']} steps: {disturbed.weights[:16]}, "
+        f"undisturbed {undisturbed.weights[:16]}\nrestarts {summary['restarts']}, resizes "
         f"{summary['resizes']}, steps lost and done again {summary['steps_lost']}"
     )
-    return report.differences(disturbed, undisturbed)
 
 
 def _keep(run_dir: Path, out: Path) -> None:
@@ -281,15 +300,15 @@ def _keep(run_dir: Path, out: Path) -> None:
 
 
 def _write_results(
-    out: Path, seed: int, results: list[Result], findings: list[str], seconds: float
+    here: Setting, results: list[Result], findings: list[str], seconds: float
 ) -> None:
     body = {
-        "seed": seed,
+        "seed": here.given.seed,
         "seconds": seconds,
         "findings": findings,
         "faults": [{"kind": one.kind, **asdict(one)} for one in results],
     }
-    (out / "result.json").write_text(json.dumps(body, indent=2) + "\n")
+    (here.out / "result.json").write_text(json.dumps(body, indent=2) + "\n")
 
 
 if __name__ == "__main__":

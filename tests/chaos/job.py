@@ -16,7 +16,6 @@ import psutil
 from pliant.tracking import Journal
 
 POLL_S = 0.1
-EXIT_S = 120.0
 OUT_OF_ORDER_S = 30.0
 """Events carry the time when they came about, which is not quite their order."""
 TESTS = Path(__file__).parents[1]
@@ -48,8 +47,8 @@ class Follower:
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
-    pids: dict[int, int] = field(default_factory=dict)
-    """Process of each rank that was last heard of."""
+    processes: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By rank, the process last heard of and when that was."""
     step: int = 0
     """The last that counts."""
     steps_done: int = 0
@@ -83,13 +82,13 @@ class Follower:
                 if self.attempts and self.attempts[-1].first_step_at is None:
                     self.attempts[-1].first_step_at = event["time"]
             case "timeline" if event.get("what") == "worker begins":
-                self.pids[event["rank"]] = event["pid"]
+                self.processes[event["rank"]] = event["pid"], event["time"]
 
     def ranks(self) -> list[int]:
         """Living processes of the last group, by rank."""
         world_size = self.attempts[-1].world_size if self.attempts else 0
-        known = [self.pids[rank] for rank in range(world_size) if rank in self.pids]
-        return [pid for pid in known if psutil.pid_exists(pid)]
+        known = [self.processes[rank] for rank in range(world_size) if rank in self.processes]
+        return [pid for pid, heard_at in known if _is_still(pid, heard_at)]
 
     def since(self, when: float, kind: str, **facts: Any) -> list[dict[str, Any]]:
         """Events of a kind that were written after a moment."""
@@ -106,6 +105,15 @@ class Follower:
         """Seconds a step took lately."""
         times = [event["time"] for event in self.events[-200:] if event["kind"] == "step"]
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1.0
+
+
+def _is_still(pid: int, when: float) -> bool:
+    """Whether the process of that time lives; its number may be somebody else's by now."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() <= when and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Job:
@@ -152,9 +160,10 @@ class Job:
         assert self._process is not None
         return self._process.pid
 
-    def exit_code(self, limit_s: float = EXIT_S) -> int:
+    def exit_code(self, limit_s: float = 0.0) -> int:
         """Of the driver, which is to end by itself now."""
         assert self._process is not None
+        limit_s = limit_s or self.limit_s
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -50,7 +50,7 @@ class Machine:
 
 
 class Machines:
-    """The cluster. `lost` is called with the id of a node that is gone, to clear its memory."""
+    """The cluster."""
 
     def __init__(self, rooms: Sequence[int]) -> None:
         """`rooms` are the workers that each node has room for."""
@@ -91,19 +91,20 @@ class Machines:
         gcs = GcsClient(address=self.address)
         gcs.drain_node(machine.node_id, PREEMPTION, "a spot notice", deadline_ms)
 
-    def lose(self, machine: Machine) -> None:
-        """Every process of the node ends at once."""
+    def lose(self, machine: Machine, forget: Callable[[str], object]) -> None:
+        """Every process of the node ends at once; `forget` removes what was in its memory."""
         if machine in self.there:
             self.there.remove(machine)
         kill(machine.pids())
+        forget(machine.node_id)
         with quiet():
             self._cluster.remove_node(machine.node, allow_graceful=False)
 
-    def lose_all(self) -> list[int]:
+    def lose_all(self, forget: Callable[[str], object] = lambda node_id: None) -> list[int]:
         """The head too; the rooms that were there."""
         rooms = [machine.workers for machine in self.there]
         for machine in self.there[:]:
-            self.lose(machine)
+            self.lose(machine, forget)
         head = Machine(self._cluster.head_node, 0)
         kill(head.pids())
         with quiet():
@@ -117,7 +118,7 @@ class Machines:
         self._start(rooms)
 
     def helpers(self, which: str) -> list[int]:
-        """Processes of the actors whose class has this name."""
+        """Processes of the actors whose class has a name that begins so."""
         pids = []
         for machine in (Machine(self._cluster.head_node, 0), *self.there):
             for pid in machine.pids():
@@ -125,10 +126,6 @@ class Machines:
                     if psutil.Process(pid).cmdline()[0].startswith(f"ray::{which}"):
                         pids.append(pid)
         return pids
-
-    def processes(self) -> list[int]:
-        """Python processes of the cluster that do pliant's work."""
-        return [pid for which in ("", "IDLE") for pid in self.helpers(which)] if self.there else []
 
     def end(self) -> None:
         with suppress(Exception):

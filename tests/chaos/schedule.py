@@ -245,8 +245,13 @@ def _make(kind: str, cluster: _Cluster, dice: random.Random) -> Fault:
             return LockDisk(dice.randint(20, 40))
         case "KillHelper":
             return KillHelper(dice.choice(("Feeder", "Holder")))
-        case _:
-            return KINDS[kind]()
+        case "KillDriver":
+            return KillDriver()
+        case "StopJob":
+            return StopJob()
+        case "LoseCluster":
+            return LoseCluster()
+    raise ValueError(f"{kind} is no fault; there are {', '.join(KINDS)}.")
 
 
 def _other_size(cluster: _Cluster, dice: random.Random) -> int | None:

@@ -5,13 +5,15 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.disks import Disk
-from chaos.job import Attempt, Job, Stuck
+from chaos.job import Attempt, Job
 from chaos.machines import Machine, Machines, frozen, kill
 from chaos.schedule import (
+    MAX_WORKERS,
     AddNode,
     DamageCheckpoint,
     DamageSnapshot,
@@ -38,7 +40,6 @@ from pliant.training.state import KEY_FILE
 
 SAVE_EVERY = 10
 """Steps between checkpoints of the job; it takes a snapshot after every step."""
-MAX_WORKERS = 4
 GRACE_S = 60.0
 """A node whose workers should have left it is waited for so much longer than its deadline."""
 LONGEST_FULL_S = 20.0
@@ -99,7 +100,6 @@ class Chaos:
     machines: Machines
     checkpoint_disk: Disk | None
     run_disk: Disk | None
-    say: Callable[[str], None]
     findings: list[str] = field(default_factory=list)
     """What should not have happened, a sentence each."""
     wanted: int | None = None
@@ -130,8 +130,8 @@ class Chaos:
         self._was_settled = strike.settles
         return result
 
-    def resume_after(self, stuck: Stuck) -> None:
-        """Once more from the start, after the job got stuck."""
+    def resume(self) -> None:
+        """Starts the driver once more, after the job got stuck."""
         kill(self.job.journal.ranks(), signal.SIGCONT)
         self.job.end()
         num_before = len(self.job.journal.attempts)
@@ -192,13 +192,13 @@ class Chaos:
             case StopWorker(rank):
                 return self._at_rank(rank, signal.SIGSTOP)
             case LoseNode(node):
-                return self._lose(self.machines.there[node])
+                return self._lose(self._machine(node))
             case AddNode(workers):
                 began = time.time()
                 self.machines.add(workers)
                 return Blow(began, False)
             case DrainNode(node, deadline_s):
-                return self._drain(self.machines.there[node], deadline_s)
+                return self._drain(self._machine(node), deadline_s)
             case Resize(workers):
                 self.wanted, began = workers, time.time()
                 wanted.resize(self.job.run_dir, workers, 0)
@@ -226,6 +226,13 @@ class Chaos:
             case LoseCluster():
                 return self._lose_cluster()
 
+    def _machine(self, number: int) -> Machine:
+        """Never the last one, even where a fault before failed and took none."""
+        there = self.machines.there
+        if len(there) == 1:
+            self.machines.add(1)
+        return there[number % len(there)]
+
     def _at_rank(self, rank: int, number: int) -> Blow:
         pids = self._ranks()
         kill([pids[rank % len(pids)]], number)
@@ -239,8 +246,7 @@ class Chaos:
     def _lose(self, machine: Machine) -> Blow:
         hit = set(machine.pids()) & set(self.job.journal.ranks())
         began = time.time()
-        self.machines.lose(machine)
-        self._forget_memory(machine.node_id)
+        self.machines.lose(machine, self._forget_memory)
         return Blow(began, bool(hit), f"{len(hit)} workers on it")
 
     def _drain(self, machine: Machine, deadline_s: float) -> Blow:
@@ -281,7 +287,7 @@ class Chaos:
         began = time.time()
         self.job.send(signal.SIGKILL)
         self.job.exit_code()
-        rooms = self.machines.lose_all()
+        rooms = self.machines.lose_all(self._forget_memory)
         self._forget_memory("*")
         self.machines.start_again(rooms)
         self.job.start(self.machines.address)
@@ -338,15 +344,18 @@ class Chaos:
     def _damage_snapshot(self, fault: DamageSnapshot) -> Blow:
         pids = self._ranks()
         rank = fault.rank % len(pids)
+        how = "torn" if fault.how == "record" else fault.how
         with frozen(pids):
             mine = [part for part in self._snapshots() if part.rank == rank]
             newest = [part for part in mine if part.age == max(p.age for p in mine)]
             for part in newest:
                 path = Path(part.file)
-                if fault.how == "record":
-                    damage(path.with_suffix(".json"), "torn", random.Random(rank))
-                else:
-                    damage(path, fault.how, random.Random(rank))
+                with suppress(FileNotFoundError):  # the holder was quicker
+                    damage(
+                        path.with_suffix(".json") if fault.how == "record" else path,
+                        how,
+                        random.Random(rank),
+                    )
             began = time.time()
             kill([pids[rank]])
         steps = {part.moment.step for part in newest}

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 from pliant.batch import StepBatch
+from pliant.files import write_atomically
 from pliant.training.engine import StepResult, nll_sum
 from pliant.training.progress import Progress
 
@@ -46,11 +48,24 @@ class Faults:
             "env": {FOLDER: str(self.folder)},
         }
 
-    def is_held(self, where: int | str) -> bool:
-        return (self.folder / f"held-{where}").exists()
+    def is_held(self, where: int | str, num_workers: int = 1) -> bool:
+        """Whether the ranks below `num_workers` wait there."""
+        return all(self._note(where, rank).exists() for rank in range(num_workers))
+
+    def node_of(self, where: int | str, rank: int) -> str:
+        """The id of the node of a rank that is held there."""
+        return self._note(where, rank).read_text()
 
     def release(self, where: int | str) -> None:
         (self.folder / f"go-{where}").touch()
+
+    def release_all(self) -> None:
+        """For the rest of the job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.release("on")
+
+    def _note(self, where: int | str, rank: int) -> Path:
+        return self.folder / f"held-{where}-{rank}"
 
 
 class Strikes:
@@ -92,9 +107,10 @@ def _kinds() -> dict[str, Any]:
 
 def _hold(where: int | str) -> None:
     folder = Path(os.environ[FOLDER])
-    (folder / f"held-{where}").touch()
+    node = ray.get_runtime_context().get_node_id()
+    write_atomically(folder / f"held-{where}-{os.environ['RANK']}", node.encode())
     end = time.monotonic() + HOLD_LIMIT_S
-    while not (folder / f"go-{where}").exists():
+    while not any((folder / f"go-{release}").exists() for release in (where, "on")):
         if time.monotonic() > end:
             raise TimeoutError(f"the test did not release {where}")
         time.sleep(0.02)

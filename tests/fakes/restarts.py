@@ -104,7 +104,7 @@ def run_of(
         frozen = frozen_digest(model, digest)
         engine = build_engine(model, spec, here(), torch.device("cpu"))
         ledger = Ledger()
-        contents = Contents(engine.deepspeed, here(), job_identity(spec, data_key), frozen)
+        contents = Contents(engine, here(), job_identity(spec, data_key), frozen)
         commits, events = hosted_commits(run_dir, keep)
         settings = spec.checkpoint.model_copy(update={"hot_every": hot_every})
         state = TrainingState(contents, here(), run_dir, ledger, settings, commits)

@@ -17,7 +17,9 @@ from pliant.training.conclusion import Outcome
 from pliant.training.launch import run_job
 
 STEPS = 14
-LIMIT_S = 150.0
+LIMIT_S = 200.0
+NEWS_S = 1.0
+"""A wish has reached rank 0 after this time: it asks twice a second."""
 
 
 def write_samples(folder: Path) -> Path:
@@ -59,21 +61,11 @@ def spec_of(samples: Path, name: str, *changes: dict[str, Any]) -> JobSpec:
     return build_spec(tree_of(samples, name, *changes), origin="test")
 
 
-class WatchedJob:
-    """A job in a thread. Every wait has a limit, and says at its end what was seen."""
+class Watch:
+    """Looks at a run from outside. Every wait has a limit, and says at its end what was seen."""
 
-    def __init__(self, spec: JobSpec, runs_dir: Path) -> None:
-        self.run_dir = runs_dir / spec.name
-        self.stop = threading.Event()
-        self.display = RecordedDisplay()
-        self._ended: list[Outcome | BaseException] = []
-        self._thread = threading.Thread(target=self._run, args=(spec, runs_dir), daemon=True)
-        self._thread.start()
-
-    @property
-    def lines(self) -> list[str]:
-        """What a person would have been told."""
-        return self.display.lines
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
 
     def events(self, kind: str, **facts: Any) -> list[Event]:
         """Those of the journal so far that are of this kind and have these facts."""
@@ -84,10 +76,9 @@ class WatchedJob:
     def wait_for(self, what: str, is_so: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         end = time.monotonic() + limit_s
         while not is_so():
-            if self._ended or time.monotonic() > end:
-                how = f"it ended as {self._ended[0]!r}" if self._ended else f"{limit_s:g} s passed"
-                self.stop.set()
-                raise AssertionError("\n".join([f"no {what}: {how}", *self.lines]))
+            seen = self.ended() or (f"{limit_s:g} s passed" if time.monotonic() > end else None)
+            if seen:
+                raise AssertionError("\n".join([f"no {what}: {seen}", *self.story()]))
             time.sleep(0.05)
 
     def wait_for_workers(self, num_workers: int) -> None:
@@ -99,19 +90,6 @@ class WatchedJob:
 
         self.wait_for(f"group of {num_workers}", is_so)
 
-    def wait_for_line(self, words: str) -> None:
-        self.wait_for(f'line with "{words}"', lambda: any(words in line for line in self.lines))
-
-    def outcome(self, limit_s: float = LIMIT_S) -> Outcome:
-        """Waits for the end."""
-        self._thread.join(limit_s)
-        if not self._ended:
-            self.stop.set()
-            raise AssertionError("\n".join([f"no end within {limit_s:g} s", *self.lines]))
-        if isinstance(self._ended[0], BaseException):
-            raise self._ended[0]
-        return self._ended[0]
-
     def pids(self) -> list[dict[int, int]]:
         """The processes of each attempt, by rank."""
         attempts: list[dict[int, int]] = []
@@ -121,6 +99,58 @@ class WatchedJob:
             elif event["what"] == "worker begins":
                 attempts[-1][event["rank"]] = event["pid"]
         return attempts
+
+    def story(self) -> list[str]:
+        """The journal in short, with seconds since its beginning."""
+        path = self.run_dir / "events.jsonl"
+        events = list(Journal(path).events()) if path.exists() else []
+        told = ("step", "what", "rank", "text", "reason", "world_size", "cause")
+        return [
+            f"{event['time'] - events[0]['time']:6.1f} s {event['kind']}: "
+            + ", ".join(f"{name} {event[name]}" for name in told if name in event)
+            for event in events
+        ]
+
+    def ended(self) -> str | None:
+        """How it ended, where that is known."""
+        return None
+
+
+class WatchedJob(Watch):
+    """A job in a thread of the test."""
+
+    def __init__(self, spec: JobSpec, runs_dir: Path) -> None:
+        super().__init__(runs_dir / spec.name)
+        self.stop = threading.Event()
+        self.display = RecordedDisplay()
+        self._ended: list[Outcome | BaseException] = []
+        self._thread = threading.Thread(target=self._run, args=(spec, runs_dir), daemon=True)
+        self._thread.start()
+
+    @property
+    def lines(self) -> list[str]:
+        """What a person would have been told."""
+        return self.display.lines
+
+    def wait_for_line(self, words: str) -> None:
+        self.wait_for(f'line with "{words}"', lambda: any(words in line for line in self.lines))
+
+    def ended(self) -> str | None:
+        return repr(self._ended[0]) if self._ended else None
+
+    def outcome(self, limit_s: float = LIMIT_S) -> Outcome:
+        """Waits for the end."""
+        self._thread.join(limit_s)
+        if not self._ended:
+            raise AssertionError("\n".join([f"no end within {limit_s:g} s", *self.story()]))
+        if isinstance(self._ended[0], BaseException):
+            raise self._ended[0]
+        return self._ended[0]
+
+    def end(self) -> None:
+        """Stops it, where it is not over."""
+        self.stop.set()
+        self._thread.join(LIMIT_S)
 
     def _run(self, spec: JobSpec, runs_dir: Path) -> None:
         try:
@@ -132,3 +162,18 @@ class WatchedJob:
 def losses(run_dir: Path) -> dict[int, float]:
     """By step; what was done again counts once."""
     return replay(Journal(run_dir / "events.jsonl").events()).metric("loss")
+
+
+def check(outcome: Outcome, **facts: Any) -> None:
+    """Finished, nothing missing or doubled, no step done twice, and these facts."""
+    expected = {
+        "state": "FINISHED",
+        "steps": STEPS,
+        "steps_lost": 0,
+        "samples_missing": 0,
+        "samples_duplicated": 0,
+        **facts,
+    }
+    found = {name: getattr(outcome.summary, name) for name in expected}
+    story = "\n".join(Watch(outcome.run_dir).story())
+    assert found == expected, f"{found}, wanted were {expected}: {outcome.summary.reason}\n{story}"

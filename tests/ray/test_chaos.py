@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_job_that_was_struck_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "chaos", "--seed", "11", "--faults", "3", "--nodes", "1", "1"),

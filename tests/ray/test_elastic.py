@@ -1,73 +1,23 @@
 """Jobs on an embedded Ray that lose workers, change their size, hang and diverge."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fakes.faults import Faults
-from fakes.watched import STEPS, WatchedJob, losses, spec_of, write_samples
+from fakes.watched import NEWS_S, STEPS, WatchedJob, check, losses
 from pliant.errors import Interrupted, UserError
 from pliant.files import write_atomically
 from pliant.training import wanted
-from pliant.training.conclusion import Outcome
 
 pytestmark = pytest.mark.usefixtures("embedded_ray")
-NEWS_S = 1.0
-"""A wish has reached rank 0 after this time: it asks twice a second."""
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_samples(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture
-def faults(tmp_path: Path) -> Faults:
-    return Faults(tmp_path / "faults")
-
 
 Start = Callable[..., WatchedJob]
-
-
-@pytest.fixture
-def start(samples: Path, runs_dir: Path) -> Start:
-    """Starts a job with changes to its spec."""
-
-    def start(name: str, *changes: dict[str, Any]) -> WatchedJob:
-        return WatchedJob(spec_of(samples, name, *changes), runs_dir)
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def undisturbed(samples: Path, runs_dir: Path) -> dict[int, float]:
-    """The losses of the job that nothing happens to, on one worker."""
-    job = WatchedJob(spec_of(samples, "undisturbed", {"elastic": {"max_workers": 1}}), runs_dir)
-    check(job.outcome(), restarts=0)
-    return losses(job.run_dir)
-
-
-def check(outcome: Outcome, **facts: Any) -> None:
-    """Finished, nothing missing or doubled, no step done twice, and these facts."""
-    expected = {
-        "state": "FINISHED",
-        "steps": STEPS,
-        "steps_lost": 0,
-        "samples_missing": 0,
-        "samples_duplicated": 0,
-        **facts,
-    }
-    assert {name: getattr(outcome.summary, name) for name in expected} == expected
 
 
 def test_killed_workers_cost_no_step_and_the_survivor_is_used_again(
@@ -135,12 +85,14 @@ def test_a_job_that_is_resized_goes_on_where_it_was_whatever_happens_meanwhile(
 def ask_for(job: WatchedJob, num_workers: int, faults: Faults, held_at: int) -> None:
     """Returns when the workers, which are held after that step, know that they are to end."""
     job.wait_for(f"hold at step {held_at}", lambda: faults.is_held(held_at))
+    job.wait_for("all of them", lambda: faults.is_held(held_at, len(job.pids()[-1])))
     said = wanted.resize(job.run_dir, num_workers, wait_s=0)
     assert said.startswith(f"resized was asked for {num_workers} worker")
     job.wait_for("resize", lambda: job.events("resize", step=held_at, to=num_workers))
     time.sleep(NEWS_S)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_ended_and_the_job_goes_on(
     start: Start, faults: Faults, undisturbed: dict[int, float]
 ) -> None:
@@ -149,17 +101,17 @@ def test_a_rank_that_hangs_is_named_and_ended_and_the_job_goes_on(
     check(job.outcome(), restarts=1, world_sizes=(2,))
     assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
     told = [event["text"] for event in job.events("alarm", what="hang")]
+    hangs = r"The group hangs: rank 1 (is in phase \w+ of step|gives no sign of life for) \d+.*"
     assert len(told) == 2
-    assert told[0].startswith("The group hangs: rank 1 gives no sign of life for ")
-    assert told[0].endswith(" The ranks are asked for their stacks.")
-    assert told[1].startswith("the worker of rank 1 is ended: The group hangs: rank 1 gives no ")
+    assert re.fullmatch(f"{hangs} The ranks are asked for their stacks.", told[0])
+    assert re.fullmatch(f"the worker of rank 1 is ended: {hangs}", told[1])
     assert "step 7: the worker of rank 1 died" in job.lines
     stacks = (job.run_dir / "stacks" / "rank-00000.txt").read_text()
     assert "rank 0 of 2" in stacks
     assert "phase collective of step 8" in stacks
     assert not (job.run_dir / "stacks" / "rank-00001.txt").exists()
     standstill = [event["text"] for event in job.events("alarm", what="no progress")]
-    assert standstill[0].startswith("There has been no new step after step 7 for ")
+    assert any(text.startswith("There has been no new step after step ") for text in standstill)
     # Without reuse the next group consists of new processes.
     first, second = ({*pids.values()} for pids in job.pids())
     assert not first & second
@@ -203,31 +155,38 @@ def test_an_error_that_comes_again_and_again_ends_the_job_with_that_diagnosis(
     ) in outcome.error.message
 
 
+@pytest.mark.slow
 def test_a_job_is_stopped_at_any_time_and_goes_on_when_it_is_started_again(
-    start: Start, samples: Path, faults: Faults, undisturbed: dict[int, float]
+    start: Start, faults: Faults, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     changes = [
-        {"elastic": {"max_workers": 1}, "data": {"split": {"validation": 0.1}}},
+        {"elastic": {"max_workers": 1}},
         {"training": {"eval_every": 3}},
         faults.spec(hold_evaluation=True),
     ]
-    while_preparing = start("stopped", *changes)
+    while_preparing = start("stopped", *changes, runs_dir=tmp_path)
     while_preparing.stop.set()
     with pytest.raises(Interrupted, match="the finished chunks are kept"):
         while_preparing.outcome()
     assert not while_preparing.run_dir.exists()
 
-    while_starting = start("stopped", *changes)
+    while_starting = start("stopped", *changes, runs_dir=tmp_path)
     while_starting.wait_for("start", lambda: while_starting.events("job"))
     while_starting.stop.set()
     check(while_starting.outcome(), state="INTERRUPTED", steps=0)
 
-    while_evaluating = start("stopped", *changes)
+    while_evaluating = start("stopped", *changes, runs_dir=tmp_path)
     while_evaluating.wait_for("evaluation", lambda: faults.is_held("evaluation"))
     while_evaluating.stop.set()
     while_evaluating.wait_for_line("stopping after this step, with a checkpoint")
     time.sleep(NEWS_S)
     faults.release("evaluation")
-    check(while_evaluating.outcome(), state="INTERRUPTED", steps=4)
+    outcome = while_evaluating.outcome()
+    stopped_at = outcome.summary.steps
+    assert stopped_at in (4, 5)
+    check(outcome, state="INTERRUPTED", steps=stopped_at)
 
-    check(start("stopped", *changes).outcome(), restarts=0, world_sizes=(1,))
+    last = start("stopped", *changes, runs_dir=tmp_path)
+    check(last.outcome(), restarts=0, world_sizes=(1,))
+    assert f"training goes on from step {stopped_at} with 1 worker" in last.lines
+    assert losses(last.run_dir) == pytest.approx(undisturbed, rel=1e-5)

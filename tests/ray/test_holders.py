@@ -59,6 +59,7 @@ def until(condition, timeout_s=60.0):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_lost_nodes_snapshot_comes_back_from_its_neighbour(cluster, one_rank, tmp_path):
     ray_cluster, other = cluster
     roots = Roots.of(tmp_path, "key")

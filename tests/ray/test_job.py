@@ -60,7 +60,7 @@ def spec_of(data: Path, name: str, changes: dict[str, Any] | None = None) -> Job
             "digest_every": 4,
             "eval_every": 6,
         },
-        "elastic": {"min_workers": 1, "max_workers": 2},
+        "elastic": {"min_workers": 1, "max_workers": 2, "spares": 0},
         "checkpoint": {"every": 3, "keep": 2},
         "tracking": {"system_metrics_every_s": 3600},
         "resources": {"cpus_per_worker": 1},

@@ -525,11 +525,12 @@ def complete(parts: Iterable[Part]) -> list[Hot]:
     ]
 
 
-def forget(roots: Iterable[Path], kept: tuple[int, int] | None) -> None:
+def forget(roots: Iterable[Path], kept: tuple[int, int] | None, before: int | None = None) -> None:
     """Takes the records from all snapshots here but those of one (attempt, step): they belong to a
-    past that did not last. Every rank may call it, once all have restored."""
+    past that did not last. Every rank may call it, once all have restored; who may come late says
+    `before` which attempt."""
     for part in find(roots):
-        if part.age != kept:
+        if part.age != kept and (before is None or part.attempt < before):
             _record_of(part.file).unlink(missing_ok=True)
 
 

@@ -12,6 +12,7 @@ The number of workers appears nowhere in this module.
 
 import hashlib
 import json
+import logging
 import shutil
 import uuid
 from collections import OrderedDict
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 from pliant.data.packing import Packing, best_fit_decreasing, one_a_pack, select, well_filled
 from pliant.data.store import Split
 from pliant.errors import DataError
+
+log = logging.getLogger(__name__)
 
 PLAN_VERSION = 1
 GROUP_PIECES = 262_144
@@ -138,14 +141,14 @@ class EpochPlan:
         """
         scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
         scratch.mkdir(parents=True)
-        for name, array in zip(_INDEX_FILES, [self._first_pack, *self._carried], strict=True):
-            np.save(scratch / f"{name}.npy", array)
         try:
+            for name, array in zip(_INDEX_FILES, [self._first_pack, *self._carried], strict=True):
+                np.save(scratch / f"{name}.npy", array)
             scratch.rename(path)
         except OSError:
+            shutil.rmtree(scratch)
             if not path.is_dir():
                 raise
-            shutil.rmtree(scratch)
 
     def load_index(self, path: Path) -> None:
         self._first_pack, *self._carried = [
@@ -269,7 +272,11 @@ class DataPlan:
         path = self._index_root / f"epoch-{number:05d}"
         if not path.is_dir():
             plan.build_index()
-            plan.save_index(path)
+            try:
+                plan.save_index(path)
+            except OSError as error:  # a full disk must not end a run
+                log.warning("Every process indexes epoch %d for itself: %s", number, error)
+                return plan
         plan.load_index(path)
         return plan
 

@@ -1,5 +1,6 @@
 """What belongs to the state of a run beside its ledger: tensors, counters, and what they are of."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from pliant.checkpoints.snapshot import Description, Moment
 from pliant.elastic.resume import check_identity
 from pliant.topology import Place
 from pliant.training import deepspeed_adapter as adapter
+from pliant.training.divergence import History
+from pliant.training.engine import ZeroEngine
 from pliant.training.progress import Progress
 
 _GROUP_SETTINGS = ("lr", "betas", "eps", "weight_decay")
@@ -22,14 +25,15 @@ class Contents:
 
     def __init__(
         self,
-        deepspeed_engine: Any,
+        engine: ZeroEngine,
         place: Place,
         identity: dict[str, Any],
         frozen_digest: str,
     ) -> None:
-        self.device: torch.device = deepspeed_engine.device
-        self._engine = deepspeed_engine
-        self._source = adapter.fragment_source(deepspeed_engine)
+        self.device: torch.device = engine.deepspeed.device
+        self._judge = engine
+        self._engine = engine.deepspeed
+        self._source = adapter.fragment_source(engine.deepspeed)
         self._place = place
         self._identity = identity
         self._frozen_digest = frozen_digest
@@ -48,6 +52,8 @@ class Contents:
         self._source.refresh()
         adapter.set_optimizer_steps(self._engine, manifest.optimizer["steps"])
         adapter.set_loss_scale(self._engine, manifest.optimizer["loss_scale"])
+        history = manifest.optimizer.get("history", {"losses": (), "skips": 0})
+        self._judge.history = History(tuple(history["losses"]), history["skips"])
         self._engine.global_steps = manifest.step
         return Progress(**manifest.progress)
 
@@ -91,6 +97,7 @@ class Contents:
             "steps": adapter.optimizer_steps(self._engine),
             "loss_scale": adapter.loss_scale(self._engine),
             "groups": groups,
+            "history": asdict(self._judge.history),
         }
 
 

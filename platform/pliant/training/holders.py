@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pliant.checkpoints import snapshot
 from pliant.checkpoints.snapshot import Copies, Part, Roots, Slot, Slots
+from pliant.elastic.ray_adapter.cluster_view import lost_among
 from pliant.files import file_lock, replacing
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,9 @@ class Holder:
     def remove_before(self, attempt: int) -> None:
         self._copies.remove_before(attempt)
 
-    def forget(self, kept: tuple[int, int] | None) -> None:
-        """Whatever else lies here belongs to a past that did not last."""
-        snapshot.forget(self._roots.paths, kept)
+    def forget(self, kept: tuple[int, int] | None, before: int) -> None:
+        """Whatever else attempts before that one left here belongs to a past that did not last."""
+        snapshot.forget(self._roots.paths, kept, before)
 
     def clear(self) -> None:
         """Removes all that the run left on this machine."""
@@ -140,7 +141,9 @@ def _holders(job: str) -> dict[str, Any]:
 
 def parts_elsewhere(job: str) -> list[Part]:
     """What the job's living holders have."""
-    calls = [holder.parts.remote() for holder in _holders(job).values()]
+    found = _holders(job)
+    lost = lost_among(found)  # the wait for one of these would be in vain
+    calls = [holder.parts.remote() for node, holder in found.items() if node not in lost]
     if not calls:
         return []
     answered, _ = ray.wait(calls, num_returns=len(calls), timeout=ASK_TIMEOUT_S)
@@ -151,10 +154,11 @@ def parts_elsewhere(job: str) -> list[Part]:
     return parts
 
 
-def forget_elsewhere(job: str, kept: tuple[int, int] | None) -> None:
-    """As `snapshot.forget`, on all nodes."""
+def forget_elsewhere(job: str, kept: tuple[int, int] | None, before: int) -> None:
+    """As `snapshot.forget`, on all nodes. A holder may get to it late, when there are snapshots of
+    attempt `before` already."""
     for holder in _holders(job).values():
-        holder.forget.remote(kept)
+        holder.forget.remote(kept, before)
 
 
 def fetch(job: str, node: str, path: str, size_bytes: int, folder: Path) -> Path:

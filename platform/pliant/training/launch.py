@@ -129,7 +129,7 @@ def _run_workers(
     outcome: list[PliantError | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_fit(trainer)), daemon=True)
     thread.start()
-    asked = False
+    asked_s: float | None = None
     wanted = WantedWorkers(task.run_dir)
     assert task.spec.training.steps is not None
     while thread.is_alive():
@@ -138,14 +138,18 @@ def _run_workers(
         thread.join(POLL_S)
         status = ray.get(recorder.status.remote())
         display.update(status, task.spec.training.steps)
-        if stop.is_set() and not asked:
-            asked = True
+        if stop.is_set() and asked_s is None:
+            asked_s = time.monotonic()
             ray.get(recorder.request_stop.remote())
-            if status.state == "starting":
-                # Nothing is being trained; workers that come up now would stop at once.
+            if status.state == "training":
+                display.say("stopping after this step, with a checkpoint")
+        if asked_s is not None and status.state == "starting":
+            waited_s = time.monotonic() - asked_s
+            # Workers that come up again have state to save; the first would stop at once.
+            if status.world_size == 0 or waited_s > task.spec.elastic.start_timeout_s:
                 display.say("stopping while the workers start")
+                trainer.end()
                 return None
-            display.say("stopping after this step, with a checkpoint")
     gave_up = ray.get(recorder.status.remote()).gave_up
     if not outcome:
         return JobError("Ray Train ended without saying how.")

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,6 +79,8 @@ class Recorder:
         self._metrics: dict[str, float] = {}
         self._news: list[str] = []
         self._closed = threading.Event()
+        self._unwritten: deque[Event] = deque()
+        self._writing = threading.Lock()
         kinds = Counter(event["kind"] for event in earlier)
         self._num_failures, self._num_alarms = kinds["restart"], kinds["alarm"]
         self._steps_lost = history.steps_lost
@@ -95,7 +97,7 @@ class Recorder:
         self._broken: dict[str, str] = {}
         self._supervision = Supervision(spec.elastic, lambda event: self.record([event]))
         tell_warnings(self._news.append)
-        self._tracker.journal.append({"kind": "job", "pid": os.getpid()})
+        self.append({"kind": "job", "pid": os.getpid()})
         self._tracker.start()
         every_s = spec.tracking.system_metrics_every_s
         threading.Thread(target=self._sample, args=(every_s,), daemon=True).start()
@@ -108,7 +110,7 @@ class Recorder:
         cause = self._cause()
         self._tell_attempt(cause, world_size, step)
         self._steps_lost += max(self._step - step, 0)
-        self._tracker.journal.append(
+        self.append(
             {
                 "kind": "attempt",
                 "attempt": self._num_attempts,
@@ -136,7 +138,7 @@ class Recorder:
                 self._num_alarms += 1
                 count = {"alarms": float(self._num_alarms)}
                 event = {"step": self._step, **event, "metrics": count}
-            self._tracker.journal.append(event)
+            self.append(event)
             if event["kind"] == "step":
                 self._step, self._metrics = event["step"], event["metrics"]
             elif event["kind"] == "evaluation":
@@ -163,7 +165,7 @@ class Recorder:
         self._state = "starting"
         self._supervision.attempt_over()
         self._news.append(f"step {self._step}: {reason}")
-        self._tracker.journal.append({"kind": "restart", "step": self._step, "reason": reason})
+        self.append({"kind": "restart", "step": self._step, "reason": reason})
         return self._step, self._saved_step
 
     def rewind(self, step: int, reason: str) -> None:
@@ -172,7 +174,7 @@ class Recorder:
         self._state, self._failed = "starting", True
         self._supervision.attempt_over()
         self._news.append(reason)
-        self._tracker.journal.append({"kind": "rewind", "step": step, "reason": reason})
+        self.append({"kind": "rewind", "step": step, "reason": reason})
 
     def beat(self, beat: Beat) -> bool:
         """A rank's sign of life; whether it shall write down its stacks."""
@@ -208,7 +210,7 @@ class Recorder:
         self._supervision.attempt_over()  # the handshake has a limit of its own
         goal = f"to {num_workers} workers" if num_workers else "when there is room again"
         self._news.append(f"step {self._step}: resizing from {self._world_size} {goal}: {reason}")
-        self._tracker.journal.append(
+        self.append(
             {
                 "kind": "resize",
                 "step": self._step,
@@ -224,9 +226,7 @@ class Recorder:
             return False
         self._drills_done.add(number)
         self._news.append(f"step {self._step}: drill: {what}")
-        self._tracker.journal.append(
-            {"kind": "drill", "step": self._step, "drill": number, "what": what}
-        )
+        self.append({"kind": "drill", "step": self._step, "drill": number, "what": what})
         self._tracker.journal.sync()
         return True
 
@@ -245,7 +245,16 @@ class Recorder:
         self._tracker.artifact(path)
 
     def append(self, event: Event) -> None:
-        self._tracker.journal.append(event)
+        """Keeps an event. Where the disk takes none, it waits in memory: training goes on."""
+        with self._writing:
+            self._unwritten.append({"time": time.time(), **event})
+            try:
+                while self._unwritten:
+                    self._tracker.journal.append(self._unwritten[0])
+                    self._unwritten.popleft()
+            except OSError as error:
+                if len(self._unwritten) == 1:
+                    self._news.append(f"the journal cannot be written, training goes on: {error}")
 
     def run_id(self, wait_s: float) -> str | None:
         """MLflow's id of the run; waits for it where the server was not reached yet."""
@@ -279,7 +288,7 @@ class Recorder:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         while not self._closed.wait(every_s):
             event = {"kind": "system", "step": self._step, "metrics": system_metrics.sample()}
-            self._tracker.journal.append(event)
+            self.append(event)
 
 
 def start_recorder(run_dir: Path, spec: JobSpec, uri: str, tags: dict[str, str]) -> Any:

@@ -62,6 +62,7 @@ class TrainingState:
         self._is_hot = settings.hot_every != 0
         self._base = Base()
         self._entries: Entries = []
+        self._restored_age: tuple[int, int] | None = None
         self._has_let_go = False
         self._has_warned = False
         self._roots: Roots | None = None
@@ -220,9 +221,8 @@ class TrainingState:
         assert self._roots is not None
         age = source.hot.age if source.hot else None
         snapshot.forget(self._roots.paths, age)
+        self._restored_age = age
         if self._place.rank == 0:
-            if self._is_hot:
-                holders.forget_elsewhere(self._run_dir.name, age)
             log.info("Going on from %s.", source)
         return progress
 
@@ -261,6 +261,8 @@ class TrainingState:
             )
             slots = self._snapshots.slots
             slots.ledger.append(self._entries)
+            if self._is_hot and self._place.rank == 0:
+                holders.forget_elsewhere(self._run_dir.name, self._restored_age, self.attempt)
             self._saver = Saver(self._places.checkpoints, slots, self._commits, self._answered.put)
         return self._snapshots
 

@@ -194,7 +194,7 @@ def prepare_engine(task: WorkerTask, place: Place) -> tuple[ZeroEngine, Training
     frozen = frozen_digest(model, digest)
     engine = build_engine(model, spec, place, ray.train.torch.get_device())
     ledger = Ledger()
-    contents = Contents(engine.deepspeed, place, job_identity(spec, task.data_key), frozen)
+    contents = Contents(engine, place, job_identity(spec, task.data_key), frozen)
     commits = commits_of(spec.name)
     state = TrainingState(contents, place, task.run_dir, ledger, spec.checkpoint, commits)
     return engine, state, ledger
@@ -241,10 +241,10 @@ def _train(
     callbacks += [
         CompareRanks(partial(whole_tensors, engine), spec.training.digest_every),
         InPhase("evaluation", evaluate, phases),
-        InPhase("checkpoint", save, phases),
+        *(load_dotted(path, "training.callbacks")() for path in spec.training.callbacks),
+        InPhase("checkpoint", save, phases),  # the step counts as done from here on
         FirstStep(moments.tell),
         Drills(spec, place, recorder),
-        *(load_dotted(path, "training.callbacks")() for path in spec.training.callbacks),
     ]
     stream = open_stream(task, shape, place, progress.step)
     batches: Iterable[StepBatch] = () if wish is Wish.STOP else stream

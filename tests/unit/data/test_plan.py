@@ -1,5 +1,6 @@
 """An epoch's order is arithmetic: every piece once, and any window or step by itself."""
 
+import errno
 import multiprocessing
 import queue
 import tempfile
@@ -331,6 +332,20 @@ def test_a_writer_that_died_before_does_not_stop_the_next(make_plan, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             plan.epoch(0)
     assert sorted(pieces_of(DataPlan(plan.split, plan.settings), 0)) == list(range(50))
+
+
+def test_an_index_that_a_full_disk_does_not_take_is_kept_in_memory(make_plan, monkeypatch):
+    plan = make_plan(some_lengths(50))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", no_space)
+        packs = packs_of_epoch(plan, 0)
+    assert written(plan.split.path) == []
+    assert packs_of_epoch(DataPlan(plan.split, plan.settings), 0) == packs
+    assert written(plan.split.path) == ["epoch-00000"]
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def interrupted(*_):

@@ -54,9 +54,7 @@ def test_the_trainer_still_hands_its_policies_to_the_method_that_is_overridden()
 
 def test_the_controller_takes_its_group_from_the_attribute_and_ends_one_before_the_next() -> None:
     assert TrainController.worker_group_cls is WorkerGroup
-    assert "self.worker_group_cls.create(" in inspect.getsource(
-        TrainController._start_worker_group
-    )
+    assert "self.worker_group_cls.create(" in inspect.getsource(TrainController._start_worker_group)
     resize = inspect.getsource(TrainController._execute_resize_decision)
     assert resize.index("self._shutdown_worker_group()") < resize.index("self._start_worker_group(")
     step = inspect.getsource(TrainController._step)

@@ -19,7 +19,9 @@ FROZEN = "00000000000000ab"
 def saved(tmp_path):
     """A checkpoint of the tiny job, as it is after a trip to the disk."""
     identity = json.loads(json.dumps(job_identity(tiny_spec(), "key")))
-    return Checkpoint(open_storage(tmp_path), "step", a_manifest(identity=identity, frozen_digest=FROZEN))
+    return Checkpoint(
+        open_storage(tmp_path), "step", a_manifest(identity=identity, frozen_digest=FROZEN)
+    )
 
 
 def check(saved, changes=None, data_key="key", frozen=FROZEN):
@@ -82,7 +84,9 @@ def test_a_setting_that_was_taken_out_is_named(saved):
 
 def test_other_adapters_on_the_same_model_are_refused(tmp_path):
     spec = tiny_spec({"model": {"lora": {"r": 4, "alpha": 8}}})
-    saved = Checkpoint(open_storage(tmp_path), "step", a_manifest(identity=job_identity(spec, "key")))
+    saved = Checkpoint(
+        open_storage(tmp_path), "step", a_manifest(identity=job_identity(spec, "key"))
+    )
     changed = tiny_spec({"model": {"lora": {"r": 4, "alpha": 16}}})
     with pytest.raises(CheckpointMismatch, match=r"model.lora.alpha was 8.0 and is now 16.0"):
         check_identity(saved, job_identity(changed, "key"), saved.manifest.frozen_digest)
@@ -90,7 +94,9 @@ def test_other_adapters_on_the_same_model_are_refused(tmp_path):
 
 def test_a_model_may_move(tmp_path):
     spec = tiny_spec({"model": {"config": None, "path": "here"}})
-    saved = Checkpoint(open_storage(tmp_path), "step", a_manifest(identity=job_identity(spec, "key")))
+    saved = Checkpoint(
+        open_storage(tmp_path), "step", a_manifest(identity=job_identity(spec, "key"))
+    )
     moved = tiny_spec({"model": {"config": None, "path": "there"}})
     check_identity(saved, job_identity(moved, "key"), saved.manifest.frozen_digest)
 

@@ -35,6 +35,8 @@ def look(excluded: Collection[str] = (), lost: Collection[str] = ()) -> ClusterV
 def lost_among(suspects: Collection[str]) -> set[str]:
     """Those of the nodes that are gone: the control store says so, or nobody answers where the
     node's Ray should listen. The store alone would need seconds to notice."""
+    if not suspects:
+        return set()
     nodes = {node["NodeID"]: node for node in ray.nodes()}
     return {
         node

@@ -190,6 +190,7 @@ class ElasticPolicy(ScalingPolicy):
             f"{resize.reason}; the group is ended as after a crash"
         )
         self._recorder.failed.remote("the workers did not answer a resize in time")
+        self._pending = self._growing = None  # it has been carried out once the next group runs
         return ResizeDecision(max(resize.num_workers, 1), self._per_worker)
 
     def _count_possible(self, suspects: set[str]) -> int:

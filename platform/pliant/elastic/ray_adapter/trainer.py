@@ -75,13 +75,19 @@ class ElasticTrainer(TorchTrainer):
     def __init__(self, *args: Any, elasticity: Elasticity, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._elasticity = elasticity
+        self._controller: Any = None
+
+    def end(self) -> None:
+        """Ends the controller and with it whatever it holds on the cluster; `fit` then raises."""
+        if self._controller is not None:
+            ray.kill(self._controller)
 
     def _initialize_and_run_controller(self, **controller: Any) -> Any:
         here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
         actor_class = ray.remote(
             num_cpus=0, label_selector=here, runtime_env={"env_vars": get_env_vars_to_propagate()}
         )(ElasticController)
-        actor = actor_class.remote(self._elasticity, **controller)
+        actor = self._controller = actor_class.remote(self._elasticity, **controller)
         ray.get(actor.run.remote())
         return ray.get(actor.get_result.remote())
 
