@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pliant.checkpoints import safetensors_format
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
 from pliant.checkpoints.storage import SPARE_SHARE, no_space, open_storage
@@ -50,21 +51,6 @@ node, and what was sent last. They are made when they are first needed."""
 Entries = list[tuple[int, NDArray[np.int64]]]
 """(step, the pieces that a rank ran in it), as in `data.ledger`."""
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-_ALIGNMENT = 64
 _DIRECTORY = re.compile(r"attempt-(\d+)\.ranks-(\d+)")
 _SLOT = re.compile(r"rank-(\d+)\.slot-\d+\.json")
 
@@ -96,16 +82,11 @@ def lay_out(fragments: Sequence[Fragment]) -> Layout:
     ends = [0]
     for chunk, fragment in zip(chunks, fragments, strict=True):
         ends.append(ends[-1] + fragment.tensor.nbytes)
-        entries[chunk.entry] = {
-            "dtype": _DTYPES[fragment.tensor.dtype],
-            "shape": [chunk.length],
-            "data_offsets": ends[-2:],
-        }
+        dtype = fragment.tensor.dtype
+        entries[chunk.entry] = safetensors_format.entry(dtype, [chunk.length], *ends[-2:])
     if not entries:
-        entries["nothing"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
+        entries["nothing"] = safetensors_format.entry(torch.float32, [0], 0, 0)
+    header = safetensors_format.head(entries)
     return Layout(
         chunks=chunks,
         dtypes=tuple(f.tensor.dtype for f in fragments),

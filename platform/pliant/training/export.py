@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pliant.accel import attention
+from pliant.checkpoints import safetensors_format
 from pliant.checkpoints.reader import Checkpoint, check_tensors, whole_tensors
 from pliant.data.tokenizer import CONFIG_FILE, MODEL_FILE
 from pliant.errors import CheckpointMismatch, ModelError, UserError
@@ -27,18 +28,6 @@ from pliant.training.model import build_model, skeleton
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-_SAFETENSORS_NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 _TOKENIZER_FILES = (
     MODEL_FILE,
     CONFIG_FILE,
@@ -127,19 +116,13 @@ def plan_shards(tensors: list[Tensor], max_bytes: int) -> list[list[Tensor]]:
 
 def write_safetensors(path: Path, tensors: list[Tensor], read: Read) -> None:
     """A safetensors file, one tensor in memory at a time. What `read` gives is converted."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.size_bytes
-        header[tensor.name] = {
-            "dtype": _SAFETENSORS_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+        entries[tensor.name] = safetensors_format.entry(tensor.dtype, tensor.shape, begin, end)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(safetensors_format.head(entries))
         for tensor in tensors:
             values = read(tensor.name).detach().reshape(-1).to(tensor.dtype).contiguous()
             assert values.nbytes == tensor.size_bytes, tensor.name

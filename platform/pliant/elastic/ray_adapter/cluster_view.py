@@ -3,12 +3,15 @@
 import socket
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import ray
 from ray._private import state as ray_state
 
 CONNECT_TIMEOUT_S = 0.5
+MOST_AT_ONCE = 64
+"""Nodes that are asked at the same time."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,13 @@ def lost_among(suspects: Collection[str]) -> set[str]:
     node's Ray should listen. The store alone would need seconds to notice."""
     if not suspects:
         return set()
-    nodes = {node["NodeID"]: node for node in ray.nodes()}
-    return {
-        node
-        for node in suspects
-        if node not in nodes or not nodes[node]["Alive"] or not _answers(nodes[node])
-    }
+    alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    asked = [node for node in suspects if node in alive]
+    with ThreadPoolExecutor(min(len(suspects), MOST_AT_ONCE)) as threads:
+        answers = dict(
+            zip(asked, threads.map(lambda node: _answers(alive[node]), asked), strict=True)
+        )
+    return {node for node in suspects if not answers.get(node)}
 
 
 def _answers(node: Mapping[str, object]) -> bool:

@@ -1,8 +1,8 @@
 """Tells Ray Train's controller when to form a group, and of how many workers."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingPolicy,
 )
 
-from pliant.elastic.ray_adapter.cluster_view import look, lost_among
+from pliant.elastic.ray_adapter.cluster_view import ClusterView, look, lost_among
 from pliant.elastic.ray_adapter.worker_pool import WorkerPool
 from pliant.elastic.scaling import (
     Bounds,
@@ -104,10 +104,11 @@ class ElasticPolicy(ScalingPolicy):
             time.sleep(IDLE_S)  # the controller asks again at once
             return NoopDecision()
         self._waits_since = self._waits_since or now
+        self.orders = replace(self._read_orders(wait=True), kill=())  # of a group that is over
         decision = decide_start(
             self._settings.bounds,
-            self._read_orders(wait=True).wanted,
-            self._count_possible(suspects=self._pool.nodes()),
+            self.orders.wanted,
+            self._count_possible(self._look(lost=lost_among(self._pool.nodes()))),
             self._is_first,
             now - self._waits_since,
         )
@@ -126,6 +127,7 @@ class ElasticPolicy(ScalingPolicy):
         for rank in orders.kill:
             if rank < worker_group_state.num_workers:
                 ray.kill(worker_group_state.workers[rank].actor)
+        self.orders = replace(orders, kill=())  # of this group, and only once
         now = time.monotonic()
         if self._pending is not None:
             return self._hurry(now)
@@ -163,9 +165,8 @@ class ElasticPolicy(ScalingPolicy):
         return bool(is_ready)
 
     def _decide_running(self, current: int, running_s: float, now: float) -> Resize | None:
-        view = look(self.excluded)
-        held = self._pool.held(view.free.keys())
-        possible = count_possible(view.free, held, self._per_worker)
+        view = self._look()
+        possible = self._count_possible(view)
         if possible != self._possible:
             self._possible, self._possible_since = possible, now
         situation = Situation(
@@ -183,21 +184,25 @@ class ElasticPolicy(ScalingPolicy):
         """While the workers have been asked to end: normally they do, and this is not reached."""
         assert self._pending is not None
         resize, since = self._pending
-        if now - since < self._settings.handshake_timeout_s:
-            return NoopDecision()
+        if now - since < self._settings.handshake_timeout_s or not resize.num_workers:
+            return NoopDecision()  # without room elsewhere, the group ends with its node
         self._pool.note(
             f"the workers did not end within {self._settings.handshake_timeout_s:g} s, though "
             f"{resize.reason}; the group is ended as after a crash"
         )
         self._recorder.failed.remote("the workers did not answer a resize in time")
         self._pending = self._growing = None  # it has been carried out once the next group runs
-        return ResizeDecision(max(resize.num_workers, 1), self._per_worker)
+        return ResizeDecision(resize.num_workers, self._per_worker)
 
-    def _count_possible(self, suspects: set[str]) -> int:
-        """Workers that fit now, without the nodes that are gone, leaving or excluded."""
-        lost = lost_among(suspects)
+    def _look(self, lost: Collection[str] = ()) -> ClusterView:
+        """The cluster without the nodes that are lost, leaving or excluded; the pool avoids them
+        from now on."""
         view = look(self.excluded, lost)
-        self._pool.avoid = {node for node in suspects if node not in view.free}
+        self._pool.avoid = self._pool.nodes() - view.free.keys()
+        return view
+
+    def _count_possible(self, view: ClusterView) -> int:
+        """Workers that fit there, those that have a place included."""
         return count_possible(view.free, self._pool.held(view.free.keys()), self._per_worker)
 
     def _read_orders(self, wait: bool) -> Orders:
