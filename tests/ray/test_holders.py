@@ -15,8 +15,9 @@ import torch.distributed as dist
 from ray.cluster_utils import Cluster
 
 from fakes.checkpoints import NUMELS, cut, emptied, whole_tensors
-from pliant.checkpoints import reader, snapshot
-from pliant.checkpoints.snapshot import Description, Moment, Roots, Slots
+from pliant.checkpoints import reader
+from pliant.checkpoints.slots import Slots, lay_out, owned
+from pliant.checkpoints.snapshot import Description, Moment, Roots
 from pliant.training import holders
 from pliant.training.commit import Base
 from pliant.training.sources import HotFiles, snapshots
@@ -64,8 +65,8 @@ def test_a_lost_nodes_snapshot_comes_back_from_its_neighbour(cluster, one_rank, 
     ray_cluster, other = cluster
     roots = Roots.of(tmp_path, "key")
     own = roots.paths[0] / holders.own_node()
-    fragments = snapshot.owned(cut(TENSORS, 1)[0])
-    slots = Slots(roots.paths[0], own.name, 1, 0, 1, snapshot.lay_out(fragments))
+    fragments = owned(cut(TENSORS, 1)[0])
+    slots = Slots(roots.paths[0], own.name, 1, 0, 1, lay_out(fragments))
     slots.describe(Description(1, NUMELS, "", {}, origin=""))
     pusher = holders.join(JOB, roots, slots)
     assert pusher is not None

@@ -23,7 +23,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pliant.checkpoints import snapshot
-from pliant.checkpoints.snapshot import Copies, Part, Roots, Slot, Slots
+from pliant.checkpoints.slots import Slot, Slots
+from pliant.checkpoints.snapshot import Copies, Part, Roots
 from pliant.elastic.ray_adapter.cluster_view import lost_among
 from pliant.files import file_lock, replacing
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from pliant.checkpoints import snapshot
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.snapshot import Moment, Roots, Slot, Slots
+from pliant.checkpoints.slots import Slot, Slots, lay_out, owned
+from pliant.checkpoints.snapshot import Moment, Roots
 from pliant.errors import PliantError
 from pliant.topology import Place
 from pliant.training import holders
@@ -51,7 +52,7 @@ class Snapshots:
         slot = None
         try:
             began, num_made = time.perf_counter(), self.slots.num_made
-            slot = self.slots.take(snapshot.owned(fragments), moment.step)
+            slot = self.slots.take(owned(fragments), moment.step)
             if is_hot:
                 self.slots.record(slot, moment)
             seconds = time.perf_counter() - began
@@ -102,7 +103,7 @@ def open_snapshots(
     is_hot: bool,
 ) -> Snapshots:
     """Makes the place for them; nothing is copied yet. `origin` as in `Description`."""
-    layout = snapshot.lay_out(snapshot.owned(contents.fragments()))
+    layout = lay_out(owned(contents.fragments()))
     node = holders.own_node()
     slots = Slots(root, node, attempt, place.rank, place.world_size, layout, is_hot)
     slots.describe(contents.description(origin))

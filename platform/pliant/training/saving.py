@@ -10,7 +10,7 @@ from typing import Any
 
 from pliant.checkpoints import digests
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.snapshot import Slot, Slots
+from pliant.checkpoints.slots import Slot, Slots
 from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import store_rank_file
 from pliant.errors import JobError, PliantError

@@ -15,7 +15,8 @@ from typing import Any
 
 from pliant.checkpoints import digests, reader, snapshot
 from pliant.checkpoints.reader import Checkpoint
-from pliant.checkpoints.snapshot import Hot, Roots, Slot
+from pliant.checkpoints.slots import Slot, owned
+from pliant.checkpoints.snapshot import Hot, Roots
 from pliant.checkpoints.storage import need_space, places_of
 from pliant.checkpoints.writer import directory_name
 from pliant.data.ledger import Entries, Ledger
@@ -269,7 +270,7 @@ class TrainingState:
     def _root(self) -> Path:
         """Where snapshots lie; without room for enough of them there is no hot tier, on no rank."""
         assert self._roots is not None
-        size_bytes = sum(f.tensor.nbytes for f in snapshot.owned(self._contents.fragments()))
+        size_bytes = sum(f.tensor.nbytes for f in owned(self._contents.fragments()))
         world_size = self._place.world_size
         found = choose_root(self._roots, size_bytes, USUAL_SLOTS, world_size)
         if self._is_hot and isinstance(found, BaseException):

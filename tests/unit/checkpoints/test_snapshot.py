@@ -16,7 +16,8 @@ from safetensors import safe_open
 from fakes.checkpoints import NUMELS, cut, emptied, whole_tensors
 from pliant.checkpoints import reader, snapshot
 from pliant.checkpoints.fragments import Fragment
-from pliant.checkpoints.snapshot import Copies, Description, Hot, Moment, Roots, Slots
+from pliant.checkpoints.slots import MOST_SLOTS, Slots, lay_out, owned
+from pliant.checkpoints.snapshot import Copies, Description, Hot, Moment, Roots
 from pliant.checkpoints.storage import LocalStorage
 from pliant.errors import NoSpace
 
@@ -28,14 +29,14 @@ def moment(step):
 
 
 def slots_of(root, fragments, rank=0, world_size=1, attempt=1, node="here"):
-    layout = snapshot.lay_out(snapshot.owned(fragments))
+    layout = lay_out(owned(fragments))
     slots = Slots(root, node, attempt, rank, world_size, layout)
     slots.describe(DESCRIPTION)
     return slots
 
 
 def take(slots, fragments, step):
-    slot = slots.take(snapshot.owned(fragments), step)
+    slot = slots.take(owned(fragments), step)
     slots.record(slot, moment(step))
     return slot
 
@@ -137,7 +138,7 @@ def test_training_waits_where_every_slot_is_pinned_and_that_is_counted(tmp_path)
     taken = [take(slots, fragments, step) for step in range(1, 3)]
     for slot in taken:
         slots.pin(slot)
-    while slots.num_made < snapshot.MOST_SLOTS:
+    while slots.num_made < MOST_SLOTS:
         slots.pin(take(slots, fragments, 9))
     assert slots.waits == 0
     threading.Timer(0.2, slots.release, (taken[0],)).start()
@@ -146,7 +147,7 @@ def test_training_waits_where_every_slot_is_pinned_and_that_is_counted(tmp_path)
 
 
 def killed_while_it_copies(root):
-    fragments = snapshot.owned(cut(whole_tensors(3), 1)[0])
+    fragments = owned(cut(whole_tensors(3), 1)[0])
     slots = slots_of(root, fragments)
     for step in (1, 2):
         slots.ledger.append([(step - 1, np.array([10 * step, 10 * step + 1]))])
@@ -226,7 +227,7 @@ def test_pages_of_an_earlier_attempt_are_used_again_but_not_its_only_snapshot(tm
     snapshot.forget([tmp_path], kept=(1, 2))
     pages = [path.stat().st_ino for path in (old[0].path, old[1].path)]
     second = slots_of(tmp_path, fragments, attempt=2)
-    slot = second.take(snapshot.owned(fragments), 3)
+    slot = second.take(owned(fragments), 3)
     assert slot.path.stat().st_ino == pages[0]
     assert [hot.age for hot in snapshot.complete(snapshot.find([tmp_path]))] == [(1, 2)]
     second.record(slot, moment(3))
@@ -240,7 +241,7 @@ def test_the_only_file_of_an_earlier_attempt_is_left_alone_at_first(tmp_path):
     first = slots_of(tmp_path, fragments, attempt=1)
     take(first, fragments, 1)
     first.close()
-    slots_of(tmp_path, fragments, attempt=2).take(snapshot.owned(fragments), 2)
+    slots_of(tmp_path, fragments, attempt=2).take(owned(fragments), 2)
     assert [hot.age for hot in snapshot.complete(snapshot.find([tmp_path]))] == [(1, 1)]
 
 
@@ -325,7 +326,7 @@ def test_without_room_in_memory_the_temporary_directory_is_taken_and_told(
 def test_fragments_without_elements_are_not_in_the_file():
     empty = Fragment("fp32", "a", 0, 4, torch.empty(0))
     foreign = Fragment("fp32", "b", 0, 4, torch.zeros(4), is_owner=False)
-    assert snapshot.owned([empty, foreign]) == []
+    assert owned([empty, foreign]) == []
 
 
 def test_a_hot_manifest_holds_what_a_checkpoint_has(tmp_path):
