@@ -27,7 +27,7 @@ from pliant.elastic.ray_adapter.failures import (
     pliant_error_in,
     root_cause,
 )
-from pliant.elastic.ray_adapter.worker_pool import Footprint
+from pliant.elastic.ray_adapter.processes import Footprint
 from pliant.elastic.wish import Yielded
 from pliant.errors import CheckpointMismatch
 

@@ -7,16 +7,14 @@ with everything imported. That is how a restart takes a second instead of the ti
 process needs.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
@@ -32,29 +30,20 @@ from ray.util.scheduling_strategies import (
 )
 
 from pliant.elastic.ray_adapter.cluster_view import lost_among
+from pliant.elastic.ray_adapter.processes import (
+    Footprint,
+    died,
+    footprint_in,
+    is_done,
+    raises,
+    ready,
+    wait_until_idle,
+)
 
-GROWTH_LIMIT = 1.25
-"""A process that holds so much more memory or so many more files than when it was first kept is not
-used again."""
 ANSWER_S = 0.5
 """A process that is there answers within this time, but for one that is stopped or very busy."""
 SPARE_FAILURES = 3
 """After so many spares that could not be made ready, no more are tried."""
-_MEMORY_ALLOWANCE_BYTES, _FILES_ALLOWANCE = 64 << 20, 32
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a process holds between two attempts."""
-
-    memory_bytes: int
-    num_files: int
-
-    def has_outgrown(self, first: "Footprint") -> bool:
-        return (
-            self.memory_bytes > first.memory_bytes * GROWTH_LIMIT + _MEMORY_ALLOWANCE_BYTES
-            or self.num_files > first.num_files * GROWTH_LIMIT + _FILES_ALLOWANCE
-        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +143,7 @@ class WorkerPool(WorkerGroupCallback):
         }
         ray.wait(list(asked.values()), num_returns=max(len(asked), 1), timeout=ANSWER_S)
         on_lost_nodes = {rank for node, rank in self.ranks() if node in lost}
-        return on_lost_nodes | {rank for rank, ref in asked.items() if _died(ref)}
+        return on_lost_nodes | {rank for rank, ref in asked.items() if died(ref)}
 
     # From one group to the next
 
@@ -171,7 +160,7 @@ class WorkerPool(WorkerGroupCallback):
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)
         for rank, worker in enumerate(workers):
             place = next(place for place in self.places if place.worker is worker)
-            footprint = _answer(asked[rank]) if rank in asked else None
+            footprint = footprint_in(asked[rank]) if rank in asked else None
             reason = self._why_not_again(place, footprint)
             if reason is None:
                 place.num_reuses += 1
@@ -274,7 +263,7 @@ class WorkerPool(WorkerGroupCallback):
         for newcomer in self.newcomers:
             if newcomer.actor is None and newcomer.group.wait(0):
                 self._begin(newcomer, per_worker)
-        waiting = [one for one in self.newcomers if one.primed is None or not _is_done(one.primed)]
+        waiting = [one for one in self.newcomers if one.primed is None or not is_done(one.primed)]
         if any(now - one.began > timeout_s for one in waiting) or self._failed_newcomers():
             self.send_newcomers_away()
             return None
@@ -297,7 +286,7 @@ class WorkerPool(WorkerGroupCallback):
 
     def _failed_newcomers(self) -> bool:
         refs = [one.primed for one in self.newcomers if one.primed is not None]
-        return any(_is_done(ref) and _raises(ref) for ref in refs)
+        return any(is_done(ref) and raises(ref) for ref in refs)
 
     def send_newcomers_away(self) -> None:
         """Gives up those that are not ready yet."""
@@ -394,65 +383,7 @@ class PlacesHandle(PlacementGroupHandle):
         self._pool.drop_places()
 
 
-def wait_until_idle(timeout_s: float) -> Footprint | None:
-    """In a worker: what it holds once its training thread has ended and left its process group;
-    None where that takes longer."""
-    import torch.distributed as dist
-    from ray.train.v2._internal.execution.context import get_train_context
-
-    runner = get_train_context().execution_context.training_thread_runner
-    end = time.monotonic() + timeout_s
-    while runner.is_running():
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.002)
-    if dist.is_initialized():
-        return None
-    process = psutil.Process(os.getpid())
-    return Footprint(process.memory_info().rss, process.num_fds())
-
-
-def ready(prime: Callable[[], None]) -> None:
-    """In a spare: what Ray Train would import when it forms a group, and what the job needs."""
-    import ray.train.torch.config
-    import ray.train.v2._internal.execution.train_fn_utils
-    import ray.train.v2._internal.logging.logging
-    import ray.train.v2.api.data_parallel_trainer  # noqa: F401
-
-    prime()
-
-
 def _rank(worker: Worker) -> int | None:
     """Its rank in the group that it is in; None where it is in none yet."""
     context = worker.distributed_context
     return None if context is None else context.world_rank
-
-
-def _is_done(ref: Any) -> bool:
-    return bool(ray.wait([ref], timeout=0)[0])
-
-
-def _raises(ref: Any) -> bool:
-    try:
-        ray.get(ref)
-    except RayError:
-        return True
-    return False
-
-
-def _died(ref: Any) -> bool:
-    """Whether the actor was gone before it could answer."""
-    try:
-        ray.get(ref, timeout=0)
-    except RayActorError:
-        return True
-    except RayError:
-        return False
-    return False
-
-
-def _answer(ref: Any) -> Footprint | None:
-    try:
-        return ray.get(ref, timeout=0)
-    except RayError:
-        return None
