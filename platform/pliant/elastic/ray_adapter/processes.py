@@ -22,6 +22,7 @@ class Footprint:
     """What a process holds between two attempts."""
 
     memory_bytes: int
+    """Without what is mapped from files or shared memory: snapshots, blocks of samples, stores."""
     num_files: int
 
     def has_outgrown(self, first: "Footprint") -> bool:
@@ -46,7 +47,8 @@ def wait_until_idle(timeout_s: float) -> Footprint | None:
     if dist.is_initialized():
         return None
     process = psutil.Process(os.getpid())
-    return Footprint(process.memory_info().rss, process.num_fds())
+    memory = process.memory_info()
+    return Footprint(memory.rss - memory.shared, process.num_fds())
 
 
 def ready(prime: Callable[[], None]) -> None:
