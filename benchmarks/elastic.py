@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import figures
+import plain_ray
 import ray
-from plain_ray import TUNED_CLUSTER
 from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +43,9 @@ BENCH = ROOT / "runs" / "bench"
 NUM_NODES = 3
 CPUS_PER_WORKER = 2
 """A node has as many, so that it holds one worker; reading data has the head's CPU."""
-SAVE_EVERY = 5
+SAVE_EVERY = 20
+SEQ_LEN, ROWS = plain_ray.SEQ_LEN, plain_ray.GLOBAL_BATCH
+"""A step takes a fraction of a second, so that what is compared is the recovery."""
 SETTLE_S, SETTLE_STEPS = 20.0, SAVE_EVERY + 1
 """Faults are so far apart: spares have been filled up again, and a checkpoint was made."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
@@ -141,7 +143,7 @@ class Plain:
 
 @dataclass
 class Pliant:
-    """`pliant run` with the demo's spec."""
+    """`pliant run` with the demo's model."""
 
     name: str = "pliant"
     job: str = "bench-elastic"
@@ -161,6 +163,8 @@ class Pliant:
             "training.steps=100000",
             "training.eval_every=100000",
             f"checkpoint.every={SAVE_EVERY}",
+            f"data.seq_len={SEQ_LEN}",
+            f"training.global_batch_size={ROWS}",
             "elastic.drills=[]",
             f"elastic.min_workers={NUM_NODES - 1}",
             f"elastic.max_workers={NUM_NODES}",
@@ -247,7 +251,7 @@ def nodes_of(tuned: bool) -> Iterator[Nodes]:
     }
     head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
     if tuned:
-        head["_system_config"] = TUNED_CLUSTER
+        head["_system_config"] = plain_ray.TUNED_CLUSTER
     cluster = Cluster(initialize_head=True, head_node_args=head)
     Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
     # Ray prints a page for every node that is lost.
