@@ -32,8 +32,8 @@ import torch.multiprocessing as mp
 from pliant.accel import attention
 from pliant.batch import IGNORED, MicroBatch, PackedMetadata, StepBatch
 from pliant.checkpoints import reader, snapshot
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.retention import Policy, prune
-from pliant.checkpoints.storage import places_of
 from pliant.data.ledger import Ledger
 from pliant.spec import JobSpec
 from pliant.spec.load import build_spec

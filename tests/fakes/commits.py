@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 from pliant.checkpoints.manifest import Manifest
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.retention import Policy, prune
-from pliant.checkpoints.storage import places_of
 from pliant.training.commit import Answer, Commits, Committer, RankSaved
 
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pliant.checkpoints.storage import Storage, is_outage, open_storage
+from pliant.checkpoints.places import is_outage, open_storage
+from pliant.checkpoints.storage import Storage
 from pliant.errors import CheckpointDamaged
 
 MANIFEST = "manifest.json"

@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.storage import Storage, open_storage
+from pliant.checkpoints.places import open_storage
+from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import age
 from pliant.errors import CheckpointDamaged, CheckpointMismatch
 

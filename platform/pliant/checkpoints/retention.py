@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from pliant.checkpoints.manifest import Manifest, manifest_in
+from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.reader import committed
-from pliant.checkpoints.storage import Storage, open_storage
+from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import age
 from pliant.errors import CheckpointDamaged
 from pliant.spec.operations import CheckpointSpec

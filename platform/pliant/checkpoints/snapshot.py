@@ -35,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.storage import SPARE_SHARE, no_space, open_storage
+from pliant.checkpoints.places import open_storage
+from pliant.checkpoints.storage import SPARE_SHARE, no_space
 
 log = logging.getLogger(__name__)
 

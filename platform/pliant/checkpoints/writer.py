@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pliant.checkpoints.manifest import Chunk, RankFile
-from pliant.checkpoints.storage import Storage, need_space
+from pliant.checkpoints.places import need_space
+from pliant.checkpoints.storage import Storage
 
 _NAME = re.compile(r"step-(\d+)\.attempt-(\d+)\.ranks-\d+")
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pliant.checkpoints import reader, retention
 from pliant.checkpoints.manifest import Manifest, manifest_in
-from pliant.checkpoints.storage import Places, places_of
+from pliant.checkpoints.places import Places, places_of
 from pliant.checkpoints.writer import age
 from pliant.cli.main import runs_directory
 from pliant.data.tokenizer import open_tokenizer

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pliant.checkpoints.digests import added, stated
 from pliant.checkpoints.manifest import LedgerFile, Manifest, RankFile
-from pliant.checkpoints.storage import Places
+from pliant.checkpoints.places import Places
 from pliant.data.ledger import Entries, write_ledger
 from pliant.errors import PliantError
 

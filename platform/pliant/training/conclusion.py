@@ -1,6 +1,7 @@
 """Ends a job: compares the ledger with the plan, sums up, and closes the record."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ import ray
 
 from pliant.checkpoints import reader
 from pliant.checkpoints.manifest import Manifest
-from pliant.checkpoints.storage import Places, places_of
+from pliant.checkpoints.places import Places, places_of
 from pliant.data.feeder import BlockGrid
 from pliant.data.ledger import Audit, audit
 from pliant.errors import CheckpointDamaged, JobError, PliantError
@@ -20,6 +21,7 @@ from pliant.training.worker import WorkerTask
 
 TRACKING_DEADLINE_S = 30.0
 RUN_ID_DEADLINE_S = 5.0
+NOTHING_CHECKED = Audit(steps=0, missing=0, duplicated=0, misplaced=0)
 
 
 class StopSignal(Protocol):
@@ -46,12 +48,12 @@ def conclude(
     run_dir = task.run_dir
     places = places_of(run_dir, task.spec.checkpoint.storage)
     stop_holders(task.spec.name, run_dir)
-    checkpoint = None
+    checkpoint, checked = None, NOTHING_CHECKED
     try:
         checkpoint = newest_manifest(places)
+        checked = check_ledger(places, task.grid, checkpoint)
     except CheckpointDamaged as damage:
         error = error or damage
-    checked = check_ledger(places, task.grid, checkpoint)
     state, reason = _verdict(task, checkpoint, error, checked, stop)
     ray.get(recorder.append.remote({"kind": "end", "state": state, "reason": reason}))
     run_id = ray.get(recorder.run_id.remote(RUN_ID_DEADLINE_S))
@@ -63,9 +65,12 @@ def conclude(
         samples_duplicated=checked.duplicated,
         mlflow_run_id=run_id,
     )
-    write_summary(run_dir / "summary.json", summary)
     shutil.rmtree(run_dir / "ray", ignore_errors=True)
-    loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
+    try:
+        write_summary(run_dir / "summary.json", summary)
+        loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
+    except OSError as failure:
+        error = error or _unwritten(run_dir, checkpoint, failure)
     for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", "loss.png"):
         ray.get(recorder.artifact.remote(run_dir / name))
     status = {"FINISHED": "FINISHED", "INTERRUPTED": "KILLED"}.get(state, "FAILED")
@@ -74,9 +79,19 @@ def conclude(
     if error is None and state == "FAILED":
         error = JobError(reason or "The job failed.")
     if error is not None and "details" in error.facts:
-        (run_dir / "error.txt").write_text(error.details, encoding="utf-8")
-        error = JobError(f"{error.message} The whole report is in {run_dir / 'error.txt'}.")
+        with suppress(OSError):  # what matters is in the message
+            (run_dir / "error.txt").write_text(error.details, encoding="utf-8")
+            error = JobError(f"{error.message} The whole report is in {run_dir / 'error.txt'}.")
     return Outcome(summary, run_dir, uri, error, unsent)
+
+
+def _unwritten(run_dir: Path, checkpoint: Manifest | None, failure: OSError) -> JobError:
+    kept = f"the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint"
+    return JobError(
+        f"The job's summary could not be written to {run_dir}: {failure.strerror or failure}. "
+        f"There is {kept}. Make room and start the job again: it goes on from there, or only sums "
+        "up."
+    )
 
 
 def _verdict(
@@ -102,15 +117,16 @@ def _verdict(
 
 
 def newest_manifest(places: Places) -> Manifest | None:
-    """Of the newest checkpoint that is whole; None where there is none yet."""
-    checkpoint = reader.newest(places.checkpoints, places.ledger)
+    """Of the newest checkpoint that is whole; None where there is none yet. Only sizes are
+    compared: the ranks know the digests of what they wrote, and check those of what they load."""
+    checkpoint = reader.newest(places.checkpoints, places.ledger, digests=False)
     return None if checkpoint is None else checkpoint.manifest
 
 
 def check_ledger(places: Places, grid: BlockGrid, checkpoint: Manifest | None) -> Audit:
     """What the newest checkpoint says was trained, against the plan up to its step."""
     if checkpoint is None:
-        return Audit(steps=0, missing=0, duplicated=0, misplaced=0)
+        return NOTHING_CHECKED
     files = [
         places.ledger.fetch(entry.file, entry.size_bytes, entry.sha256)
         for entry in checkpoint.ledger

@@ -67,7 +67,7 @@ class Holder:
     def remove_before(self, attempt: int) -> None:
         self._copies.remove_before(attempt)
 
-    def forget(self, kept: tuple[int, int] | None, before: int) -> None:
+    def forget(self, kept: tuple[int, int] | None, before: int | None) -> None:
         """Whatever else attempts before that one left here belongs to a past that did not last."""
         snapshot.forget(self._roots.paths, kept, before)
 
@@ -155,11 +155,14 @@ def parts_elsewhere(job: str) -> list[Part]:
     return parts
 
 
-def forget_elsewhere(job: str, kept: tuple[int, int] | None, before: int) -> None:
-    """As `snapshot.forget`, on all nodes. A holder may get to it late, when there are snapshots of
-    attempt `before` already."""
-    for holder in _holders(job).values():
-        holder.forget.remote(kept, before)
+def forget_elsewhere(
+    job: str, kept: tuple[int, int] | None, before: int | None, timeout_s: float = 0.0
+) -> None:
+    """As `snapshot.forget`, on all nodes; waits for it so long. A holder that gets to it late may
+    have snapshots of attempt `before` already."""
+    calls = [holder.forget.remote(kept, before) for holder in _holders(job).values()]
+    if calls and timeout_s:
+        ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
 
 def fetch(job: str, node: str, path: str, size_bytes: int, folder: Path) -> Path:
@@ -248,8 +251,9 @@ class Pusher:
                 self._failed = False
             except (RayError, OSError, ValueError) as error:
                 if not self._failed:
-                    node = self._node[:8]
-                    log.warning("A snapshot could not be sent to node %s: %s", node, error)
+                    log.warning(
+                        "A snapshot could not be sent to node %s: %s", self._node[:8], _brief(error)
+                    )
                 self._failed = True
             finally:
                 self._busy.clear()
@@ -271,6 +275,12 @@ class Pusher:
         if part.attempt in self._attempts:  # the one before it is complete by now
             holder.remove_before.remote(part.attempt)
         self._attempts.add(part.attempt)
+
+
+def _brief(error: BaseException) -> str:
+    """Ray's own sentences fill a page."""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"[:200]
 
 
 def stop_holders(job: str, run_dir: Path) -> None:

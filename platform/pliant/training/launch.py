@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from pliant.checkpoints import reader
-from pliant.checkpoints.storage import check_usable, places_of
+from pliant.checkpoints.places import check_usable, places_of
 from pliant.data.feeder import start_feeder, stop_feeder
 from pliant.data.prepare import Report
 from pliant.data.store import Prepared
@@ -105,7 +105,7 @@ def _check_that_it_goes_on(task: WorkerTask) -> None:
     places = places_of(task.run_dir, task.spec.checkpoint.storage)
     if task.spec.checkpoint.storage is not None:
         check_usable(places.checkpoints)
-    checkpoint = reader.newest(places.checkpoints, places.ledger)
+    checkpoint = reader.newest(places.checkpoints, places.ledger, digests=False)
     if checkpoint is not None:
         check_identity(checkpoint, job_identity(task.spec, task.data_key))
 

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import ray
 
-from pliant.checkpoints.storage import need_space
+from pliant.checkpoints.places import need_space
 from pliant.data.feeder import BlockGrid
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.prepare import Report, prepare

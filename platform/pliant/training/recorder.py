@@ -18,8 +18,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.retention import Policy, prune
-from pliant.checkpoints.storage import places_of
 from pliant.elastic.beats import Beat
 from pliant.elastic.ray_adapter import Orders
 from pliant.elastic.wish import Wish
@@ -32,6 +32,7 @@ from pliant.training.supervision import Supervision
 
 NAMESPACE = "pliant"
 LISTEN_EVERY_S = 0.5
+PREDECESSOR_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -292,20 +293,25 @@ class Recorder:
 
 
 def start_recorder(run_dir: Path, spec: JobSpec, uri: str, tags: dict[str, str]) -> Any:
-    """The job's recorder, on this node. Raises `UserError` where the cluster has one already."""
+    """The job's recorder, on this node. Raises `UserError` where the cluster has one already: that
+    of a driver that was just killed takes a while to go."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
     actor = ray.remote(num_cpus=0, max_concurrency=8)(Recorder).options(
         name=recorder_name(spec.name), namespace=NAMESPACE, scheduling_strategy=here
     )
-    try:
-        return actor.remote(run_dir, spec, uri, tags)
-    except ValueError:
-        raise UserError(
-            f"A job named {spec.name} runs on this cluster already. Stop it, or choose another "
-            "name."
-        ) from None
+    end = time.monotonic() + PREDECESSOR_S
+    while True:
+        try:
+            return actor.remote(run_dir, spec, uri, tags)
+        except ValueError:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"A job named {spec.name} runs on this cluster already. Stop it, or choose "
+                    "another name."
+                ) from None
+        time.sleep(0.5)
 
 
 def tell_warnings(tell: Callable[[str], object]) -> None:

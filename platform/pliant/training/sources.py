@@ -10,9 +10,10 @@ from pathlib import Path
 from pliant.checkpoints import reader, snapshot
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import Manifest
+from pliant.checkpoints.places import Places
 from pliant.checkpoints.reader import Checkpoint
 from pliant.checkpoints.snapshot import Hot, Part, Roots
-from pliant.checkpoints.storage import LocalStorage, Places
+from pliant.checkpoints.storage import LocalStorage
 from pliant.checkpoints.writer import age
 from pliant.data.ledger import Entries
 from pliant.errors import CheckpointDamaged

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pliant.checkpoints import digests, reader, snapshot
+from pliant.checkpoints.places import need_space, places_of
 from pliant.checkpoints.reader import Checkpoint
 from pliant.checkpoints.slots import Slot, owned
 from pliant.checkpoints.snapshot import Hot, Roots
-from pliant.checkpoints.storage import need_space, places_of
 from pliant.checkpoints.writer import directory_name
 from pliant.data.ledger import Entries, Ledger
 from pliant.errors import CheckpointDamaged, CheckpointMismatch, JobError, PliantError
@@ -152,8 +152,11 @@ class TrainingState:
 
     def discard_snapshots(self) -> None:
         """For a state that is not to be trusted: the run will go on from the last checkpoint."""
+        self.close()  # nothing more is sent to other nodes
         if self._roots is not None:
+            job = self._run_dir.name
             snapshot.forget(self._roots.paths, None)
+            holders.forget_elsewhere(job, None, None, timeout_s=holders.ASK_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the threads and unmaps the snapshots, which stay for the next attempt. A save that

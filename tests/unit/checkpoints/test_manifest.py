@@ -18,7 +18,7 @@ from pliant.checkpoints.manifest import (
     RankFile,
     _digest,
 )
-from pliant.checkpoints.storage import open_storage
+from pliant.checkpoints.places import open_storage
 from pliant.errors import CheckpointDamaged
 from pliant.files import write_atomically
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fakes.checkpoints import commit as commit_at
 from pliant.checkpoints.manifest import MANIFEST
+from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.reader import newest
 from pliant.checkpoints.retention import Found, Policy, decide, prune
-from pliant.checkpoints.storage import open_storage
 from pliant.checkpoints.writer import directory_name
 from pliant.spec.operations import CheckpointSpec
 

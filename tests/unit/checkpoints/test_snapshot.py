@@ -236,6 +236,28 @@ def test_pages_of_an_earlier_attempt_are_used_again_but_not_its_only_snapshot(tm
     assert ages == [(2, 4), (2, 3)]
 
 
+@pytest.mark.parametrize(
+    ("kept", "before", "left"),
+    [
+        (None, None, []),
+        ((1, 2), None, [(1, 2)]),
+        ((1, 2), 2, [(2, 3), (1, 2)]),
+        (None, 2, [(2, 3)]),
+        (None, 1, [(2, 3), (1, 2), (1, 1)]),
+    ],
+)
+def test_what_did_not_last_is_forgotten_but_not_what_came_after_it(tmp_path, kept, before, left):
+    fragments = cut(whole_tensors(), 1)[0]
+    for attempt, steps in ((1, (1, 2)), (2, (3,))):
+        slots = slots_of(tmp_path / str(attempt), fragments, attempt=attempt)
+        for step in steps:
+            take(slots, fragments, step)
+        slots.close()
+    roots = [tmp_path / "1", tmp_path / "2"]
+    snapshot.forget(roots, kept, before)
+    assert [hot.age for hot in snapshot.complete(snapshot.find(roots))] == left
+
+
 def test_the_only_file_of_an_earlier_attempt_is_left_alone_at_first(tmp_path):
     fragments = cut(whole_tensors(), 1)[0]
     first = slots_of(tmp_path, fragments, attempt=1)

@@ -17,19 +17,10 @@ from fakes.checkpoints import commit, cut, emptied, whole_tensors
 from fakes.file_systems import Flaky
 from fakes.ranks import _free_port
 from pliant.checkpoints import storage as module
+from pliant.checkpoints.places import check_usable, open_storage, places_of
 from pliant.checkpoints.reader import load, newest
-from pliant.checkpoints.storage import (
-    Cache,
-    LocalStorage,
-    RemoteStorage,
-    StoredFile,
-    backoff,
-    check_usable,
-    file_digest,
-    open_storage,
-    places_of,
-    retried,
-)
+from pliant.checkpoints.remote_storage import Cache, RemoteStorage, backoff, retried
+from pliant.checkpoints.storage import LocalStorage, StoredFile, file_digest
 from pliant.errors import CheckpointDamaged, NoSpace, UserError
 
 CONTENT = bytes(range(256)) * 40

@@ -7,7 +7,7 @@ import pytest
 from fakes.checkpoints import commit
 from fakes.jobs import tiny_spec
 from fakes.runs import save_model, trained_model, write_run
-from pliant.checkpoints.storage import places_of
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.writer import directory_name
 from pliant.cli.main import main
 from pliant.cli.stored import parse_size

@@ -9,7 +9,7 @@ import pytest
 from fakes.checkpoints import a_manifest
 from pliant.checkpoints import reader
 from pliant.checkpoints.manifest import Manifest, RankFile
-from pliant.checkpoints.storage import places_of
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.writer import directory_name
 from pliant.errors import NoSpace
 from pliant.training.commit import Base, Committer, RankSaved
