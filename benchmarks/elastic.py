@@ -34,6 +34,7 @@ from typing import Any, Protocol
 import figures
 import plain_ray
 import ray
+from pace import PACE_S
 from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +47,7 @@ CPUS_PER_WORKER = 2
 SAVE_EVERY = 20
 SEQ_LEN, ROWS = plain_ray.SEQ_LEN, plain_ray.GLOBAL_BATCH
 """A step takes a fraction of a second, so that what is compared is the recovery."""
-SETTLE_S, SETTLE_STEPS = 20.0, SAVE_EVERY + 1
+SETTLE_S, SETTLE_STEPS = 15.0, SAVE_EVERY + 1
 """Faults are so far apart: spares have been filled up again, and a checkpoint was made."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
 
@@ -165,6 +166,7 @@ class Pliant:
             f"checkpoint.every={SAVE_EVERY}",
             f"data.seq_len={SEQ_LEN}",
             f"training.global_batch_size={ROWS}",
+            "training.callbacks=[pace.Pace]",
             "elastic.drills=[]",
             f"elastic.min_workers={NUM_NODES - 1}",
             f"elastic.max_workers={NUM_NODES}",
@@ -244,7 +246,9 @@ def nodes_of(tuned: bool) -> Iterator[Nodes]:
     Path("/tmp/ray").mkdir(exist_ok=True)
     folder = tempfile.mkdtemp(prefix="bench-", dir="/tmp")
     niceness = "0" if tuned else "15"
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "RAY_AUTH_MODE": "disabled",
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_worker_niceness": niceness,
@@ -291,6 +295,7 @@ class Running:
             return is_after_save and is_long_enough
 
         wait_for(is_settled, START_LIMIT_S)
+        time.sleep(PACE_S + 0.1)  # the snapshot of that step is there, too
 
     def measure(self, act: Callable[[], None], world: int | None = None) -> Recovery:
         """From the act to the next step."""

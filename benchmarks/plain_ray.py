@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pace import PACE_S
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
 TUNED = {
@@ -150,6 +151,7 @@ def train_function(job: dict[str, Any]) -> None:
     for step in range(first, job["steps"]):
         loss = _step(engine, step, context.get_world_rank(), context.get_world_size())
         events.note("step", step=step + 1, loss=loss)
+        time.sleep(PACE_S)
         if (step + 1) % job["save_every"] == 0:
             _save(engine, step + 1, loss)
             events.note("saved", step=step + 1)

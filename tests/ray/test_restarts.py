@@ -30,6 +30,7 @@ def test_fifty_restarts_leave_no_more_memory_files_or_threads_behind(
                 "digest_every": 0,
             },
             "elastic": {
+                "spares": 1,
                 "drills": [{"rank": 1, "step": step} for step in range(1, steps)],
                 "max_reuses": RESTARTS,
                 "max_node_failures": RESTARTS + 1,

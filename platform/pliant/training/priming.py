@@ -1,14 +1,17 @@
 """Readies a spare process: everything that is slow the first time is done once, in small."""
 
 import gc
+import importlib
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from pliant.accel import attention
 from pliant.batch import MicroBatch, StepBatch
+from pliant.data.packing import best_fit_decreasing
 from pliant.spec import JobSpec
 from pliant.topology import Place
 from pliant.training import deepspeed_adapter
@@ -30,6 +33,8 @@ TINY = {
 def prime(spec: JobSpec) -> None:
     """Imports, and on the CPU a process group of one, an engine as the job's and one step; then
     leaves it all. A card is not touched: it may not be this process's yet."""
+    importlib.import_module("pliant.training.worker")  # which the train function is unpickled from
+    best_fit_decreasing(np.array([1], dtype=np.int32), 1)  # loads compiled code
     if spec.resources.device != "cpu":
         deepspeed_adapter.import_deepspeed(spec.resources.device)
         return

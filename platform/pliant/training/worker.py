@@ -1,5 +1,6 @@
 """What every worker runs: from an empty process to the end of training, or to the next fault."""
 
+import ctypes
 import gc
 import logging
 import os
@@ -7,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,7 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
         raise
     finally:
         deepspeed_adapter.leave_process_group()
+        _return_memory()
 
 
 def _run(task: WorkerTask) -> None:
@@ -165,6 +167,13 @@ def _watch_cards(every_s: float, recorder: Any) -> threading.Event:
 
     threading.Thread(target=watch, daemon=True, name="cards").start()
     return closed
+
+
+def _return_memory() -> None:
+    """What was freed goes back to the system. An attempt has a thread of its own, and glibc would
+    keep its memory for threads to come."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -53,10 +53,12 @@ def wait_until_idle(timeout_s: float) -> Footprint | None:
 
 def ready(prime: Callable[[], None]) -> None:
     """In a spare: what Ray Train would import when it forms a group, and what the job needs."""
+    import ray.data
     import ray.train.torch.config
     import ray.train.v2._internal.execution.train_fn_utils
     import ray.train.v2._internal.logging.logging
-    import ray.train.v2.api.data_parallel_trainer  # noqa: F401
+    import ray.train.v2.api.data_parallel_trainer
+    import ray.tune  # noqa: F401
 
     prime()
 
