@@ -11,6 +11,10 @@ the rounds are what counts, since the machine's speed drifts.
     resize                      pliant is asked for one worker less and one more; plain Ray Train
                                 cannot be asked, and a new node is what it is compared with
 
+After a fault the time to the next step counts; of a change that was planned, the longest time
+without a step, since training goes on while it is prepared. Plain Ray Train uses ZeRO stage 0, the
+one whose checkpoints load on another number of workers without a conversion.
+
 With --defaults, rounds of lost nodes follow on a cluster with the settings that Ray comes with.
 """
 
@@ -28,6 +32,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,10 +49,10 @@ BENCH = ROOT / "runs" / "bench"
 NUM_NODES = 3
 CPUS_PER_WORKER = 2
 """A node has as many, so that it holds one worker; reading data has the head's CPU."""
-SAVE_EVERY = 20
+SAVE_EVERY = 10
 SEQ_LEN, ROWS = plain_ray.SEQ_LEN, plain_ray.GLOBAL_BATCH
 """A step takes a fraction of a second, so that what is compared is the recovery."""
-SETTLE_S, SETTLE_STEPS = 15.0, SAVE_EVERY + 1
+SETTLE_S, SETTLE_STEPS = 25.0, SAVE_EVERY + 1
 """Faults are so far apart: spares have been filled up again, and a checkpoint was made."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
 
@@ -83,6 +88,8 @@ class Recovery:
     """From a fault to the next optimizer step."""
 
     total_s: float
+    pause_s: float
+    """The longest time without a step on the way: what a change that was planned costs."""
     stages: dict[str, float]
 
 
@@ -104,7 +111,13 @@ def recovery(moments: list[Moment], since: float, world: int | None) -> Recovery
         if what in ends:
             stages[stage] = max(0.0, ends[what] - before)
             before = max(before, ends[what])
-    return Recovery(end - since, stages)
+    return Recovery(end - since, longest_pause(moments, since, end), stages)
+
+
+def longest_pause(moments: list[Moment], since: float, end: float) -> float:
+    """Between two steps, of which the second came after `since`."""
+    steps = sorted({m.time for m in moments if m.what == "step" and m.time <= end})
+    return max(b - a for a, b in pairwise(steps) if b > since)
 
 
 class Side(Protocol):
@@ -361,9 +374,8 @@ Found = dict[str, list[Recovery]]
 def take_turns(nodes: Nodes, rounds: int) -> Found:
     found: Found = {}
     turns: list[tuple[Side, list[Callable[[Running], dict[str, Recovery]]]]] = [
-        (Plain(zero_stage=1), [kills]),
+        (Plain(zero_stage=0), [kills, changes]),
         (Pliant(), [kills, changes]),
-        (Plain(zero_stage=0), [changes]),
     ]
     for number in range(rounds):
         for side, cases in turns if number % 2 == 0 else reversed(turns):
@@ -388,8 +400,14 @@ def with_defaults(rounds: int) -> Found:
 def collect(found: Found, side: str, recoveries: dict[str, Recovery]) -> None:
     for case, one in recoveries.items():
         found.setdefault(f"{side}: {case}", []).append(one)
-        print(f"{side}: {case}: {one.total_s:.2f} s", file=sys.stderr)
+        print(
+            f"{side}: {case}: {one.total_s:.2f} s, longest pause {one.pause_s:.2f} s",
+            file=sys.stderr,
+        )
 
+
+PLANNED = ("resize down", "resize up", "new node")
+"""Cases in which training goes on until everything is ready: the pause is what they cost."""
 
 COMPARED = {
     "killed rank 0": ("kill rank 0", "kill rank 0", 0.1),
@@ -407,7 +425,10 @@ def ratios(found: Found) -> dict[str, figures.Figure]:
     answer = {}
     for name, (own, other, goal) in COMPARED.items():
         pairs = zip(found.get(f"pliant: {own}", []), found.get(f"plain: {other}", []), strict=False)
-        values = [mine.total_s / plain.total_s for mine, plain in pairs]
+        if own in PLANNED:
+            values = [mine.pause_s / plain.pause_s for mine, plain in pairs]
+        else:
+            values = [mine.total_s / plain.total_s for mine, plain in pairs]
         if values:
             answer[name.replace(",", "").replace(" ", "_")] = figures.Figure(values, goal, "ratio")
     return answer
@@ -415,7 +436,8 @@ def ratios(found: Found) -> dict[str, figures.Figure]:
 
 def stage_table(found: Found) -> Table:
     """Median seconds of each stage, and of the whole with its range."""
-    table = Table("case", *STAGES.values(), "total", title="median seconds", title_justify="left")
+    columns = ("case", *STAGES.values(), "total", "pause")
+    table = Table(*columns, title="median seconds", title_justify="left")
     for name in sorted(found, key=lambda name: name.partition(": ")[::-1]):
         shares = [
             statistics.median(one.stages.get(stage, 0.0) for one in found[name])
@@ -423,7 +445,8 @@ def stage_table(found: Found) -> Table:
         ]
         totals = [one.total_s for one in found[name]]
         spread = f"{statistics.median(totals):.2f} [{min(totals):.2f} to {max(totals):.2f}]"
-        table.add_row(name, *(f"{share:.2f}" for share in shares), spread)
+        pause = statistics.median(one.pause_s for one in found[name])
+        table.add_row(name, *(f"{share:.2f}" for share in shares), spread, f"{pause:.2f}")
     return table
 
 
