@@ -1,5 +1,6 @@
 """Small splits of prepared data: one that lives in memory, and a real one on disk."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from pliant.data.plan import DataPlan
 from pliant.data.store import (
     LENGTHS,
+    SAMPLES,
     STORE_VERSION,
     TARGETS,
     Split,
@@ -59,6 +61,11 @@ class LengthsOnly:
         self.targets = self.lengths - 1
         self.shard_starts = starts_of(shard_sizes or [len(lengths)])
 
+    @property
+    def parts(self):
+        """Every shard is a part of the mixture."""
+        return [[run] for run in itertools.pairwise(self.shard_starts.tolist())]
+
 
 def starts_of(shard_sizes):
     return np.cumsum([0, *shard_sizes], dtype=np.int64)
@@ -74,7 +81,9 @@ def write_split(path: Path, pieces, shard_pieces=10) -> Split:
     ]
     write_array(train / LENGTHS, piece_lengths(pieces))
     write_array(train / TARGETS, piece_targets(pieces))
-    index = [{"file": name, **fingerprint(train / name)} for name in (LENGTHS, TARGETS)]
+    write_array(train / SAMPLES, piece_lengths(pieces))
+    names = (LENGTHS, TARGETS, SAMPLES)
+    index = [{"file": name, **fingerprint(train / name)} for name in names]
     splits = {"train": {"pieces": len(pieces), "shards": shards, "index": index}}
     write_manifest(path, {"version": STORE_VERSION, "key": path.name, "splits": splits})
     return Split(train)

@@ -1,11 +1,10 @@
 """Which pieces make which pack, and which packs make which step: arithmetic, the same everywhere.
 
-The order of an epoch follows from the lengths of the pieces, the seed and the epoch's number alone.
-Groups of shards are shuffled, then the pieces within a group; the pieces are cut into windows, and
-each window is packed by best fit and its packs shuffled. Pieces of badly filled packs are carried
-into the next window. One pass over the lengths writes an index (the first pack of each window and
-the pieces carried into it), so that any window can be planned again by itself: a reader finds its
-place in an epoch without replaying what came before.
+What an epoch holds follows from the lengths of the pieces, the seed and the epoch's number alone.
+Its pieces come in windows (`order`); each window is packed by best fit and its packs shuffled.
+Pieces of badly filled packs are carried into the next window. One pass over the lengths writes an
+index (the first pack of each window and the pieces carried into it), so that any window can be
+planned again by itself: a reader finds its place in an epoch without replaying what came before.
 
 The number of workers appears nowhere in this module.
 """
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.data.order import MixedOrder, Mixture, Order, PassOrder, counts_of, shuffled
 from pliant.data.packing import Packing, best_fit_decreasing, one_a_pack, select, well_filled
 from pliant.data.store import Split
 from pliant.errors import DataError
@@ -31,8 +31,6 @@ from pliant.errors import DataError
 log = logging.getLogger(__name__)
 
 PLAN_VERSION = 1
-GROUP_PIECES = 262_144
-"""Pieces that are shuffled together; whole shards, at least one."""
 KEPT_WINDOWS = 8
 
 
@@ -46,6 +44,9 @@ class PlanSettings:
     packing: bool
     shuffle: bool
     seed: int
+    mixture: Mixture | None = None
+    """The shares of the data set's parts in an epoch; None: every piece once. A mixture is always
+    shuffled."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +83,21 @@ class EpochPlan:
     def __init__(
         self,
         lengths: NDArray[np.int32],
-        shard_starts: NDArray[np.int64],
+        order: Order,
         settings: PlanSettings,
         epoch: int,
     ) -> None:
         self._lengths = lengths
+        self._order = order
         self._settings = settings
         self._epoch = epoch
-        self._groups = _shuffled_groups(shard_starts, settings, epoch)
-        sizes = [last - first for first, last in self._groups]
-        windows = [-(-size // settings.window) for size in sizes]
-        self._first_window = np.cumsum([0, *windows])
-        self._group_order: tuple[int, NDArray[np.int64]] | None = None
         self._planned: OrderedDict[int, Packing] = OrderedDict()
         self._first_pack: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         self._carried: list[NDArray[Any]] = []
 
     @property
     def num_windows(self) -> int:
-        return int(self._first_window[-1])
+        return self._order.num_windows
 
     @property
     def num_packs(self) -> int:
@@ -180,7 +177,7 @@ class EpochPlan:
 
     def _plan(self, window: int, carried: _Carried) -> tuple[Packing, _Carried]:
         """The window's packs (items are piece ids) and what it hands on."""
-        fresh = self._pieces_of(window)
+        fresh = self._order.window(window)
         pieces = np.concatenate([carried.pieces, fresh])
         settings = self._settings
         if not settings.packing:
@@ -193,22 +190,6 @@ class EpochPlan:
             key = (settings.seed, self._epoch, 2, window)
             packing = select(packing, shuffled(packing.num_packs, *key))
         return Packing(items=pieces[packing.items], starts=packing.starts), left
-
-    def _pieces_of(self, window: int) -> NDArray[np.int64]:
-        group = int(np.searchsorted(self._first_window, window, side="right")) - 1
-        order = self._order_of(group)
-        begin = (window - int(self._first_window[group])) * self._settings.window
-        return order[begin : begin + self._settings.window]
-
-    def _order_of(self, group: int) -> NDArray[np.int64]:
-        if self._group_order is None or self._group_order[0] != group:
-            first, last = self._groups[group]
-            order = np.arange(first, last, dtype=np.int64)
-            if self._settings.shuffle:
-                key = (self._settings.seed, self._epoch, 1, first)
-                order = order[shuffled(last - first, *key)]
-            self._group_order = (group, order)
-        return self._group_order[1]
 
 
 class DataPlan:
@@ -268,7 +249,8 @@ class DataPlan:
 
     def _open(self, number: int) -> EpochPlan:
         split = self.split
-        plan = EpochPlan(split.lengths, split.shard_starts, self.settings, number)
+        order = order_of(split, self.settings, number)
+        plan = EpochPlan(split.lengths, order, self.settings, number)
         path = self._index_root / f"epoch-{number:05d}"
         if not path.is_dir():
             plan.build_index()
@@ -281,43 +263,18 @@ class DataPlan:
         return plan
 
 
+def order_of(split: Split, settings: PlanSettings, epoch: int) -> Order:
+    """In which order an epoch takes the pieces of a split."""
+    mixture = settings.mixture
+    if mixture is None:
+        return PassOrder(
+            split.shard_starts, settings.window, settings.shuffle, settings.seed, epoch
+        )
+    counts = counts_of(mixture, split.parts, split.lengths)
+    return MixedOrder(split.parts, counts, settings.window, settings.seed, epoch)
+
+
 _INDEX_FILES = ("first_pack", "carried_bounds", "carried_pieces", "carried_ages")
-
-
-def shuffled(count: int, *key: int) -> NDArray[np.int64]:
-    """A permutation of range(count) that depends on `key` alone, not on a library's generator:
-    positions sorted by a hash of key and position (SplitMix64, Steele et al. 2014)."""
-    state = np.uint64(0)
-    with np.errstate(over="ignore"):
-        for part in key:
-            state = _mix(state + np.uint64(part) + _GOLDEN)
-        hashes = _mix(state + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
-    return np.argsort(hashes, kind="stable").astype(np.int64)
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(value: Any) -> Any:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def _shuffled_groups(
-    shard_starts: NDArray[np.int64], settings: PlanSettings, epoch: int
-) -> list[tuple[int, int]]:
-    """The (first, last) pieces of each group of shards, in the epoch's order."""
-    groups: list[tuple[int, int]] = []
-    begin = int(shard_starts[0])
-    for end in map(int, shard_starts[1:]):
-        if end - begin >= GROUP_PIECES or end == int(shard_starts[-1]):
-            if end > begin:
-                groups.append((begin, end))
-            begin = end
-    if not settings.shuffle:
-        return groups
-    return [groups[i] for i in shuffled(len(groups), settings.seed, epoch, 0)]
 
 
 def _pack_window(
@@ -338,5 +295,8 @@ def _pack_window(
 
 
 def _digest(settings: PlanSettings) -> str:
-    text = json.dumps({"version": PLAN_VERSION, **asdict(settings)}, sort_keys=True)
+    """Of all that decides the order. What a plan without a mixture is called does not depend on
+    there being mixtures."""
+    fields = {name: value for name, value in asdict(settings).items() if value is not None}
+    text = json.dumps({"version": PLAN_VERSION, **fields}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,36 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import ray.data
 
-from pliant.data.records import Reading, decide_shape
-from pliant.data.shards import (
-    CHUNKS_DIR,
-    STOP_FILE,
-    Recipe,
-    Task,
-    apply_transform,
-    index_path,
-    read_samples,
-    read_summary,
-    write_shards,
-)
+from pliant.data.indexing import commit
+from pliant.data.records import CHATS, Reading, canonical, check_reading, decide_shape
+from pliant.data.samples import Recipe, Task, apply_transform, read_samples
+from pliant.data.shards import CHUNKS_DIR, STOP_FILE, quarantine_of, read_summary, write_shards
 from pliant.data.sources import Record, SourceFile, checksum, cut, find_files, read_chunk
-from pliant.data.store import (
-    LENGTHS,
-    SPLITS,
-    STORE_VERSION,
-    TARGETS,
-    Manifest,
-    Prepared,
-    fingerprint,
-    is_finished,
-    open_store,
-    write_array,
-    write_manifest,
-)
+from pliant.data.store import SPLITS, STORE_VERSION, Prepared, is_finished, open_store
+from pliant.data.templates import choose_template
 from pliant.data.tokenizer import (
     Tokenizer,
     load_tokenizer,
@@ -54,12 +34,12 @@ from pliant.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from pliant.data.tokens import Accounting
 from pliant.errors import DataError, NoSpace, UserError
 from pliant.files import file_lock
-from pliant.spec.data import DataSpec
+from pliant.spec.data import DataSpec, entries
 from pliant.spec.dotted import load_dotted
 from pliant.spec.job import JobSpec
+from pliant.spec.resolve import overlong_of
 
 KEY_LENGTH = 32
 STORE_BYTES_PER_SOURCE_BYTE = 8
@@ -106,6 +86,12 @@ def prepare(spec: JobSpec, root: Path, report: Report | None = None) -> Prepared
     return open_store(path)
 
 
+def find_prepared(spec: JobSpec, root: Path) -> Prepared | None:
+    """The prepared store of a job's data, where there is one. Raises `DataError`."""
+    path = root.absolute() / _decide(spec.data, root.absolute()).key
+    return open_store(path) if is_finished(path) else None
+
+
 # Deciding
 
 
@@ -113,16 +99,20 @@ def _decide(data: DataSpec, root: Path) -> _Order:
     sources = _find_sources(data, root / "corpora")
     record, where = _first_record(data, sources["train"])
     shape = decide_shape(data.shape, data.columns, record, where)
+    path = data.tokenizer.path
+    tokenizer = load_tokenizer(Path(path).expanduser()) if path else None
+    template = choose_template(data.chat_template, tokenizer) if shape in CHATS else None
+    reading = Reading(shape, canonical(data.train_on), data.columns, template)
+    check_reading(reading, data.overlong, trains_tokenizer=tokenizer is None)
     recipe = Recipe(
-        reading=Reading(shape, data.train_on, data.columns),
+        reading=reading,
         transform=data.transform,
         validation=0.0 if "validation" in sources else data.split.validation,
         test=0.0 if "test" in sources else data.split.test,
         seq_len=data.seq_len,
-        overlong=data.overlong,
+        overlong=overlong_of(data, shape),
+        max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" else 0,
     )
-    path = data.tokenizer.path
-    tokenizer = load_tokenizer(Path(path).expanduser()) if path else None
     made_from = _made_from(data, sources, recipe, tokenizer)
     return _Order(data, sources, recipe, tokenizer, made_from)
 
@@ -130,7 +120,7 @@ def _decide(data: DataSpec, root: Path) -> _Order:
 def _find_sources(data: DataSpec, corpora: Path) -> Sources:
     named = {"train": data.train, "validation": data.validation, "test": data.test}
     return {
-        split: find_files(source, f"data.{split}", data.format, corpora)
+        split: find_files(entries(source), f"data.{split}", data.format, corpora)
         for split, source in named.items()
         if source is not None
     }
@@ -141,17 +131,21 @@ def _first_record(data: DataSpec, files: list[SourceFile]) -> tuple[Record, str]
     transform = load_dotted(data.transform, "data.transform") if data.transform else None
     for file in files:
         for chunk in cut([file], data.text_unit, data.shard_samples):
-            for raw, where in read_chunk(chunk):
-                record = apply_transform(transform, data.transform, raw, where)
+            for row in read_chunk(chunk):
+                if row.problem is not None and data.bad_rows == "skip":
+                    continue
+                raw = row.record_or_raise()
+                record = apply_transform(transform, data.transform, raw, row.where)
                 if record is not None:
-                    return record, where
+                    return record, row.where
     raise _no_records("train", files)
 
 
 def _no_records(split: str, files: list[SourceFile]) -> DataError:
     return DataError(
         f"data.{split} holds no records: {len(files)} file(s), the first of which is "
-        f"{files[0].path}. Name files with at least one record that data.transform, if any, keeps.",
+        f"{files[0].place}. Name files with at least one record that data.transform, if any, "
+        "keeps.",
         key=f"data.{split}",
     )
 
@@ -170,12 +164,16 @@ def _made_from(
             for split, files in sources.items()
         },
         "split": {"validation": recipe.validation, "test": recipe.test},
+        "origins": [file.origin for file in sources["train"]],
         "text_unit": data.text_unit,
         "shape": recipe.reading.shape,
         "columns": data.columns,
-        "train_on": data.train_on,
+        "chat_template": recipe.reading.template.digest if recipe.reading.template else None,
+        "train_on": recipe.reading.train_on,
         "seq_len": data.seq_len,
-        "overlong": data.overlong,
+        "overlong": recipe.overlong,
+        "max_bad_rows": recipe.max_bad_rows,
+        "max_untrained": data.max_untrained,
         "shard_samples": data.shard_samples,
         "tokenizer": {"sha256": tokenizer.digest}
         if tokenizer
@@ -210,11 +208,21 @@ def _make(order: _Order, path: Path, report: Report) -> None:
         tasks = _tasks(order)
         unfinished = [task for task in tasks if read_summary(path, task.number) is None]
         _check_space(order.sources, path, len(unfinished) / len(tasks))
+        if len(unfinished) == len(tasks):
+            shutil.rmtree(quarantine_of(path), ignore_errors=True)
         for name in (*SPLITS, CHUNKS_DIR):
             (path / name).mkdir(parents=True, exist_ok=True)
         tokenizer = _tokenizer_of_store(order, tasks, path / "tokenizer")
         _run(unfinished, len(tasks), order.recipe, path, report)
-        _commit(order, tasks, tokenizer, path)
+        commit(
+            path,
+            order.key,
+            order.made_from,
+            tasks,
+            tokenizer,
+            order.recipe.max_bad_rows,
+            order.data.max_untrained,
+        )
     except UserError:
         if created:
             shutil.rmtree(path, ignore_errors=True)
@@ -225,15 +233,17 @@ def _tasks(order: _Order) -> list[Task]:
     """Every chunk of every split's files; a shard bears its chunk's number."""
     tasks: list[Task] = []
     for split, files in order.sources.items():
-        chunks = cut(files, order.data.text_unit, order.data.shard_samples)
-        if not chunks:
+        before = len(tasks)
+        for file in files:
+            for chunk in cut([file], order.data.text_unit, order.data.shard_samples):
+                tasks.append(Task(len(tasks), split, chunk, file.origin))
+        if len(tasks) == before:
             raise _no_records(split, files)
-        tasks += [Task(len(tasks) + i, split, chunk) for i, chunk in enumerate(chunks)]
     return tasks
 
 
 def _check_space(sources: Sources, path: Path, share: float) -> None:
-    source_bytes = sum(file.path.stat().st_size for files in sources.values() for file in files)
+    source_bytes = sum(file.size_bytes for files in sources.values() for file in files)
     needed = int(source_bytes * STORE_BYTES_PER_SOURCE_BYTE * share)
     free = shutil.disk_usage(path.parent).free
     if free < needed:
@@ -262,8 +272,8 @@ def _training_texts(tasks: list[Task], recipe: Recipe) -> Iterator[str]:
     for task in tasks:
         if task.split == "train":
             for sample in read_samples(task, recipe):
-                if sample.split == "train" and sample.turns:
-                    yield "".join(turn.text for turn in sample.turns)
+                if sample.split == "train" and sample.document:
+                    yield "".join(turn.text for turn in sample.document.turns)
 
 
 def _run(
@@ -326,67 +336,3 @@ def _quiet_ray_data() -> Iterator[None]:
             yield
     finally:
         ray_logger.setLevel(level)
-
-
-# Committing
-
-
-def _commit(order: _Order, tasks: list[Task], tokenizer: Tokenizer, path: Path) -> None:
-    summaries = [read_summary(path, task.number) for task in tasks]
-    accounting = {split: _total(summaries, split) for split in SPLITS}
-    assert all(account.adds_up for account in accounting.values()), "a token was not counted"
-    if not accounting["train"].pieces:
-        raise DataError(
-            "data.train leaves nothing to train on: of "
-            f"{accounting['train'].samples} samples, none has a target token left. Check "
-            "data.train_on, data.overlong, data.split and data.columns.",
-            accounting=accounting["train"].as_dict(),
-        )
-    splits = {
-        split: _index_split(path, split, tasks, summaries)
-        for split in SPLITS
-        if accounting[split].pieces
-    }
-    manifest: Manifest = {
-        "version": STORE_VERSION,
-        "key": order.key,
-        "made_from": order.made_from,
-        "splits": splits,
-        "accounting": {split: account.as_dict() for split, account in accounting.items()},
-        "tokenizer_sha256": tokenizer.digest,
-        "vocab_size": tokenizer.vocab_size,
-        "eos_id": tokenizer.eos_id,
-        "pad_id": tokenizer.pad_id,
-    }
-    write_manifest(path, manifest)
-
-
-def _total(summaries: list[dict[str, Any] | None], split: str) -> Accounting:
-    total = Accounting()
-    for summary in summaries:
-        assert summary is not None, "every chunk is finished by now"
-        total += Accounting(**summary["accounting"][split])
-    return total
-
-
-def _index_split(
-    path: Path, split: str, tasks: list[Task], summaries: list[dict[str, Any] | None]
-) -> dict[str, Any]:
-    """Write a split's lengths and targets over all its shards; its part of the manifest."""
-    shards, parts = [], []
-    for task, summary in zip(tasks, summaries, strict=True):
-        if summary and split in summary["shards"]:
-            shards.append(summary["shards"][split])
-            parts.append(np.load(index_path(path, split, task.number)))
-    lengths, targets = np.concatenate(parts, axis=1)
-    write_array(path / split / LENGTHS, lengths)
-    write_array(path / split / TARGETS, targets)
-    return {
-        "pieces": len(lengths),
-        "tokens": int(lengths.sum(dtype=np.int64)),
-        "targets": int(targets.sum(dtype=np.int64)),
-        "shards": shards,
-        "index": [
-            {"file": name, **fingerprint(path / split / name)} for name in (LENGTHS, TARGETS)
-        ],
-    }

@@ -1,43 +1,25 @@
-"""What a raw record says: turns of text, each trained on or not.
+"""What a raw record says, in each of the shapes that data sets come in, as one document."""
 
-A chat is rendered in one built-in way, like ChatML:
-
-    <|im_start|>user
-    Where is Oslo?<|im_end|>
-    <|im_start|>assistant
-    In Norway.<|im_end|>
-
-An answer and its end marker are trained on; the header before it is given, as it is when the model
-is asked. A function call is the assistant's, since the header cannot tell it from an answer.
-"""
-
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+
+from pliant.data.answers import render_chat
+from pliant.data.chat import Chat, TrainOn, read_alpaca, read_messages, read_sharegpt
+from pliant.data.chatml import render_chatml
+from pliant.data.document import Document, Turn
+from pliant.data.fields import Fields, listed
 from pliant.data.sources import Record
+from pliant.data.templates import ChatTemplate
 from pliant.errors import DataError, SpecError
 
-Shape = Literal["text", "prompt_completion", "alpaca", "sharegpt", "messages"]
-
-TURN_START = "<|im_start|>"
-TURN_END = "<|im_end|>"
-ASSISTANT = "assistant"
-
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": ASSISTANT,
-    "assistant": ASSISTANT,
-    "function_call": ASSISTANT,
-    "system": "system",
-    "observation": "tool",
-    "tool": "tool",
-}
-"""What data sets call the speakers, and what they are called in the rendering."""
+Shape = Literal["text", "prompt_completion", "alpaca", "sharegpt", "messages", "input_ids"]
 
 NEEDED: dict[Shape, tuple[str, ...]] = {
+    "input_ids": ("input_ids",),
     "messages": ("messages",),
     "sharegpt": ("conversations",),
     "alpaca": ("instruction", "output"),
@@ -45,17 +27,17 @@ NEEDED: dict[Shape, tuple[str, ...]] = {
     "text": ("text",),
 }
 """The fields by which a shape is known, the most telling shape first."""
-OPTIONAL = ("input", "system", "history", "tools", "from", "value", "role", "content")
+OF_RECORDS = ("input", "system", "history", "tools", "labels", "loss_mask", "attention_mask")
+OF_MESSAGES = ("from", "value", "role", "content", "weight", "tool_calls", "function_call", "name")
+OF_MESSAGES_TOO = ("tool_call_id", "reasoning_content", "thinking", "reasoning")
+OPTIONAL = (*OF_RECORDS, *OF_MESSAGES, *OF_MESSAGES_TOO)
 
-NO_TOOLS = ("", "[]", "null")
+CHATS: tuple[Shape, ...] = ("messages", "sharegpt", "alpaca")
+"""Shapes of questions and answers: their records are never split."""
 
-
-@dataclass(frozen=True)
-class Turn:
-    """A stretch of text that is tokenized by itself."""
-
-    text: str
-    trained: bool
+NOT_TRAINED = -100
+"""Among labels: the token at this place carries no loss."""
+MAX_ID = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -63,16 +45,16 @@ class Reading:
     """How the records of a data set are read."""
 
     shape: Shape
-    train_on: Literal["all", "completion"]
+    train_on: TrainOn
     columns: Mapping[str, str] = field(default_factory=dict)
     """The column that holds a field, where it is called otherwise."""
+    template: ChatTemplate | None = None
+    """None: chats are rendered as `pliant.data.chatml` does."""
 
-    def turns(self, record: Record, where: str) -> tuple[Turn, ...]:
-        """The turns of one record. Raises `DataError` with `where` if it has another shape."""
-        turns = _RENDERINGS[self.shape](_Fields(record, self, where))
-        if self.train_on == "all":
-            return tuple(Turn(turn.text, True) for turn in turns)
-        return tuple(turns)
+    def document(self, record: Record, where: str) -> Document:
+        """What one record says. Raises `DataError` with `where` if it cannot be used."""
+        fields = Fields(record, self.columns, self.shape, where)
+        return _READERS[self.shape](fields, self)
 
 
 def decide_shape(
@@ -94,161 +76,131 @@ def decide_shape(
             return shape
     known = "; ".join(f"{shape}: {', '.join(names)}" for shape, names in NEEDED.items())
     raise DataError(
-        f"{where} has the columns {_listed(record)}, which fit no known shape ({known}). Say which "
+        f"{where} has the columns {listed(record)}, which fit no known shape ({known}). Say which "
         "column holds which field in data.columns.",
         where=where,
     )
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """A record, or one message of it, by field names; its errors say where it lies."""
+def canonical(asked: TrainOn | Literal["completion"]) -> TrainOn:
+    """A completion is what the assistant says."""
+    return "assistant" if asked == "completion" else asked
 
-    record: Record
-    reading: Reading
-    where: str
 
-    def value(self, name: str) -> Any:
-        column = self.reading.columns.get(name, name)
-        try:
-            return self.record[column]
-        except KeyError:
-            raise DataError(
-                f"{self.where} has no column {column}, which the shape {self.reading.shape} needs; "
-                f"it has {_listed(self.record)}. Repair the record, or set data.shape or "
-                "data.columns.",
-                where=self.where,
-                column=column,
-            ) from None
-
-    def optional(self, name: str) -> Any:
-        """The value, or None where there is none."""
-        return self.record.get(self.reading.columns.get(name, name))
-
-    def text(self, name: str) -> str:
-        return self._checked(name, self.value(name))
-
-    def optional_text(self, name: str) -> str:
-        value = self.optional(name)
-        return "" if value is None else self._checked(name, value)
-
-    def messages(self, name: str) -> list["_Fields"]:
-        """The messages of a chat, each as fields."""
-        value = self.value(name)
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(name, value, "a list of messages")
-        return [
-            _Fields(item, self.reading, f"{self.where}, message {number},")
-            for number, item in enumerate(value, 1)
-        ]
-
-    def wrong(self, name: str, value: Any, needed: str) -> DataError:
-        column = self.reading.columns.get(name, name)
-        return DataError(
-            f"{self.where} has {column} {_shown(value)}, and {needed} was needed. Repair the "
-            "record, or set data.shape or data.columns.",
-            where=self.where,
-            column=column,
+def check_reading(reading: Reading, overlong: str, trains_tokenizer: bool) -> None:
+    """Raises `SpecError` where settings do not go together with what the records are."""
+    if overlong == "split" and reading.shape in CHATS:
+        raise SpecError(
+            f"data.overlong is split, and the records are chats ({reading.shape}): a part of one "
+            "could hold an answer without its question. Use truncate, drop or error.",
+            key="data.overlong",
+        )
+    if reading.shape == "input_ids" and reading.train_on == "last_assistant":
+        raise SpecError(
+            "data.train_on is last_assistant, and token ids do not say who speaks. Use assistant, "
+            "which goes by their labels, or all.",
+            key="data.train_on",
+        )
+    if reading.shape == "input_ids" and trains_tokenizer:
+        raise SpecError(
+            "data.tokenizer.train_vocab_size is set, and the records hold the token ids of another "
+            "tokenizer. Name that one in data.tokenizer.path.",
+            key="data.tokenizer",
         )
 
-    def _checked(self, name: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise self.wrong(name, value, "text")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise self.wrong(name, value, "text without half characters (surrogates)") from None
-        return value
+
+def _text(fields: Fields, reading: Reading) -> Document:
+    return Document((Turn(fields.text("text"), True),))
 
 
-@dataclass(frozen=True)
-class _Message:
-    role: str
-    text: str
-
-
-def _text(fields: _Fields) -> list[Turn]:
-    return [Turn(fields.text("text"), True)]
-
-
-def _prompt_completion(fields: _Fields) -> list[Turn]:
+def _prompt_completion(fields: Fields, reading: Reading) -> Document:
     """Joined as they are: what parts them belongs to the data."""
-    return [Turn(fields.text("prompt"), False), Turn(fields.text("completion"), True)]
+    prompt = Turn(fields.text("prompt"), reading.train_on == "all")
+    return Document((prompt, Turn(fields.text("completion"), True)), whole=True)
 
 
-def _alpaca(fields: _Fields) -> list[Turn]:
-    chat = _system(fields)
-    for question, answer in _history(fields):
-        chat += [_Message("user", question), _Message(ASSISTANT, answer)]
-    question = _paragraphs("\n", fields.text("instruction"), fields.optional_text("input"))
-    chat += [_Message("user", question), _Message(ASSISTANT, fields.text("output"))]
-    return _render(chat)
+def _alpaca(fields: Fields, reading: Reading) -> Document:
+    return _chat(read_alpaca(fields), reading)
 
 
-def _history(fields: _Fields) -> list[tuple[str, str]]:
-    """Earlier rounds, [[question, answer], ...]; their answers are answers too."""
-    value = fields.optional("history") or []
-    for item in value if isinstance(value, list) else [value]:
-        pair = isinstance(item, list) and len(item) == 2
-        if not pair or not all(isinstance(text, str) for text in item):
-            raise fields.wrong("history", value, "a list of [question, answer]")
-    return [(question, answer) for question, answer in value]
+def _sharegpt(fields: Fields, reading: Reading) -> Document:
+    return _chat(read_sharegpt(fields, reading.train_on), reading)
 
 
-def _sharegpt(fields: _Fields) -> list[Turn]:
-    return _chat(fields, "conversations", "from", "value")
+def _messages(fields: Fields, reading: Reading) -> Document:
+    return _chat(read_messages(fields, reading.train_on), reading)
 
 
-def _messages(fields: _Fields) -> list[Turn]:
-    return _chat(fields, "messages", "role", "content")
+def _chat(chat: Chat, reading: Reading) -> Document:
+    """A template that ends its answers itself ends a chat, too."""
+    template = reading.template
+    if template is None:
+        return Document(render_chatml(chat, reading.train_on), whole=True)
+    turns = render_chat(template, chat, reading.train_on)
+    return Document(turns, whole=True, closed=template.closes)
 
 
-def _chat(fields: _Fields, messages: str, role: str, content: str) -> list[Turn]:
-    chat = _system(fields)
-    for message in fields.messages(messages):
-        speaker = message.text(role)
-        if speaker not in ROLES:
-            raise message.wrong(role, speaker, f"one of {', '.join(ROLES)}")
-        chat.append(_Message(ROLES[speaker], message.text(content)))
-    return _render(chat)
+def _input_ids(fields: Fields, reading: Reading) -> Document:
+    """Taken as they are. Without labels or a mask they are text, all of it trained."""
+    ids = _integers(fields, "input_ids")
+    if ids.size and (ids.min() < 0 or ids.max() > MAX_ID):
+        raise fields.wrong("input_ids", fields.value("input_ids"), "a list of token ids")
+    if 0 in _flags(fields, "attention_mask", ids):
+        raise fields.wrong(
+            "attention_mask", fields.value("attention_mask"), "token ids without padding"
+        )
+    trained = _label_flags(fields, ids) & _flags(fields, "loss_mask", ids)
+    whole = not trained.all()
+    if reading.train_on == "all":
+        trained[:] = True
+    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
+    turns = [
+        Turn("", bool(trained[begin]), tuple(ids[begin:end].tolist()))
+        for begin, end in pairwise(borders)
+        if begin < end
+    ]
+    return Document(tuple(turns), whole, closed=True)
 
 
-def _system(fields: _Fields) -> list[_Message]:
-    """The record's own system prompt, followed by the tools that it offers."""
-    tools = fields.optional("tools")
-    listing = tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False)
-    listing = "" if listing in NO_TOOLS else listing
-    text = _paragraphs("\n\n", fields.optional_text("system"), listing)
-    return [_Message("system", text)] if text else []
+def _label_flags(fields: Fields, ids: Any) -> Any:
+    """Where the labels are the tokens themselves, and not -100."""
+    if fields.optional("labels") is None:
+        return np.ones(len(ids), dtype=bool)
+    labels = _integers(fields, "labels")
+    if len(labels) != len(ids) or not ((labels == ids) | (labels == NOT_TRAINED)).all():
+        raise fields.wrong(
+            "labels", fields.value("labels"), f"at each place the token itself or {NOT_TRAINED}"
+        )
+    return labels != NOT_TRAINED
 
 
-def _render(chat: list[_Message]) -> list[Turn]:
-    """The newline after an end marker opens the next header, so a last answer stays last."""
-    turns = []
-    for number, message in enumerate(chat):
-        header = f"{TURN_START}{message.role}\n"
-        turns.append(Turn("\n" + header if number else header, False))
-        turns.append(Turn(message.text + TURN_END, message.role == ASSISTANT))
-    return turns
+def _flags(fields: Fields, name: str, ids: Any) -> Any:
+    """A 0 or 1 for each token; ones where there are none."""
+    value = fields.optional(name)
+    if value is None:
+        return np.ones(len(ids), dtype=bool)
+    known = isinstance(value, list) and len(value) == len(ids)
+    if not known or any(flag not in (0, 1) for flag in value):
+        raise fields.wrong(name, value, "a 0 or 1 for each token")
+    return np.array(value, dtype=bool)
 
 
-def _paragraphs(separator: str, *texts: str) -> str:
-    return separator.join(text for text in texts if text)
+def _integers(fields: Fields, name: str) -> Any:
+    value = fields.value(name)
+    try:
+        array = np.array(value) if value else np.empty(0, dtype=np.int64)
+    except ValueError:  # lists of unequal lengths
+        array = np.empty(0)
+    if not isinstance(value, list) or array.ndim != 1 or array.dtype.kind != "i":
+        raise fields.wrong(name, value, "a list of token ids")
+    return array
 
 
-def _listed(record: Record) -> str:
-    return ", ".join(map(str, record)) or "none"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_RENDERINGS = {
+_READERS = {
     "text": _text,
     "prompt_completion": _prompt_completion,
     "alpaca": _alpaca,
     "sharegpt": _sharegpt,
     "messages": _messages,
+    "input_ids": _input_ids,
 }

@@ -4,10 +4,9 @@ Everything here depends on the chunk and the recipe alone, so it does not matter
 """
 
 import errno
-import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -15,20 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from pliant.data.records import Reading, Turn
-from pliant.data.sources import Chunk, Record, read_chunk
+from pliant.data.samples import Recipe, Sample, Task, read_samples, too_many_bad_rows
 from pliant.data.store import (
     SPLITS,
     piece_lengths,
     piece_targets,
+    write_array,
     write_json,
     write_shard,
 )
 from pliant.data.tokenizer import Tokenizer, open_tokenizer
-from pliant.data.tokens import Accounting, Overlong, Piece, build_pieces
+from pliant.data.tokens import Accounting, Piece, build_pieces, encode_documents
 from pliant.errors import DataError, NoSpace
 from pliant.files import replacing
-from pliant.spec.dotted import load_dotted
 
 SAMPLES_PER_CALL = 1024
 """Enough for the tokenizer's threads to share, and little enough to hold."""
@@ -36,58 +34,26 @@ CHUNKS_DIR = "chunks"
 STOP_FILE = "stop"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How records become pieces: the same for every chunk of a data set."""
-
-    reading: Reading
-    transform: str | None
-    """Dotted path of a function from a raw record to a record, or None to drop it."""
-    validation: float
-    """Share of the training files' records that is held out."""
-    test: float
-    seq_len: int
-    overlong: Overlong
-
-
-@dataclass(frozen=True)
-class Task:
-    """One chunk and where it belongs."""
-
-    number: int
-    """Of the chunk, and of the shards it becomes."""
-    split: str
-    """The split whose files the chunk is of; records of "train" may be held out of it."""
-    chunk: Chunk
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A record on its way, and the split that it goes to."""
-
-    split: str
-    turns: tuple[Turn, ...] | None
-    """None where the transform dropped it."""
-    where: str
-
-
 def write_shards(task: Task, recipe: Recipe, directory: Path) -> None:
     """Tokenize a chunk and write its shards; its summary, written last, says that it is done.
 
     Returns early, without a summary, once another task has failed. Raises `UserError`.
     """
-    pieces: dict[str, list[Piece]] = {name: [] for name in SPLITS}
-    accounts = {name: Accounting() for name in SPLITS}
+    parts = {name: _Part() for name in SPLITS}
+    bad: list[Sample] = []
     tokenizer = _tokenizer(directory / "tokenizer")
     samples = read_samples(task, recipe)
     while batch := list(islice(samples, SAMPLES_PER_CALL)):
         if (directory / STOP_FILE).exists():
             return
         for sample, made, account in _tokenize(batch, recipe, tokenizer):
-            pieces[sample.split] += made
-            accounts[sample.split] += account
+            parts[sample.split].add(made, account)
+            bad += [sample] if sample.problem is not None else []
+        if len(bad) > recipe.max_bad_rows:
+            raise too_many_bad_rows(bad[0].problem, len(bad), recipe.max_bad_rows)
     try:
-        _write(task, pieces, accounts, directory)
+        _write_quarantine(quarantine_of(directory) / f"{task.number:05d}.jsonl", bad)
+        _write(task, parts, bad, directory)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -96,50 +62,41 @@ def write_shards(task: Task, recipe: Recipe, directory: Path) -> None:
         ) from None
 
 
-def read_samples(task: Task, recipe: Recipe) -> Iterator[Sample]:
-    """The samples of a chunk in order. Raises `DataError` at a record that cannot be used."""
-    transform = load_dotted(recipe.transform, "data.transform") if recipe.transform else None
-    for raw, where in read_chunk(task.chunk):
-        held_out = task.split == "train"
-        split = choose_split(raw, recipe.validation, recipe.test) if held_out else task.split
-        record = apply_transform(transform, recipe.transform, raw, where)
-        turns = None if record is None else recipe.reading.turns(record, where)
-        yield Sample(split, turns, where)
+@dataclass
+class _Part:
+    """What a chunk gives to one split."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    sample_lengths: list[int] = field(default_factory=list)
+    """Before anything is cut."""
+    account: Accounting = field(default_factory=Accounting)
+
+    def add(self, pieces: list[Piece], account: Accounting) -> None:
+        self.pieces += pieces
+        self.account += account
+        if account.samples:
+            self.sample_lengths.append(account.tokens)
 
 
-def choose_split(record: Record, validation: float, test: float) -> str:
-    """The split of a record, by a hash of its content: the same whatever else is in the data."""
-    if not validation and not test:
-        return "train"
-    content = json.dumps(record, sort_keys=True, default=str).encode()
-    digest = hashlib.blake2b(content, digest_size=8).digest()
-    share = int.from_bytes(digest, "big") / 2**64
-    if share < test:
-        return "test"
-    return "validation" if share < test + validation else "train"
+def quarantine_of(directory: Path) -> Path:
+    """Where the records are kept that a store leaves out, also when it is not finished."""
+    return directory.with_name(f"{directory.name}.quarantine")
 
 
-def apply_transform(
-    transform: Callable[[Record], Any] | None, name: str | None, record: Record, where: str
-) -> Record | None:
-    """What the user's function makes of a record. Its failure is a `DataError` that says where."""
-    if transform is None:
-        return record
-    try:
-        changed = transform(record)
-    except Exception as error:  # the user's own code may raise anything
-        raise DataError(
-            f"data.transform {name} failed on {where}: {type(error).__name__}: {error}. Repair the "
-            "function or the record.",
-            where=where,
-        ) from error
-    if changed is not None and not isinstance(changed, dict):
-        raise DataError(
-            f"data.transform {name} returned {type(changed).__name__} for {where}, and a record "
-            "(dict) or None was needed.",
-            where=where,
-        )
-    return changed
+def _write_quarantine(path: Path, bad: list[Sample]) -> None:
+    """A line for each record: its place, what is wrong with it, and the record itself."""
+    path.unlink(missing_ok=True)
+    if not bad:
+        return
+    with replacing(path) as file:
+        for sample in bad:
+            line = {
+                "where": sample.where,
+                "problem": sample.problem.message if sample.problem else "",
+                "raw": sample.row.quarantined().decode("utf-8", "backslashreplace"),
+            }
+            file.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+            file.write(b"\n")
 
 
 def summary_path(directory: Path, number: int) -> Path:
@@ -149,6 +106,11 @@ def summary_path(directory: Path, number: int) -> Path:
 def index_path(directory: Path, split: str, number: int) -> Path:
     """int32 [2, pieces]: length and targets of each piece of one shard."""
     return directory / CHUNKS_DIR / f"{number:05d}.{split}.npy"
+
+
+def samples_path(directory: Path, split: str, number: int) -> Path:
+    """int32 [samples]: tokens of each sample of one chunk, before anything was cut."""
+    return directory / CHUNKS_DIR / f"{number:05d}.{split}-samples.npy"
 
 
 def read_summary(directory: Path, number: int) -> dict[str, Any] | None:
@@ -162,6 +124,8 @@ def read_summary(directory: Path, number: int) -> dict[str, Any] | None:
         whole = file.exists() and file.stat().st_size == shard["size_bytes"]
         if not whole or not index_path(directory, split, number).exists():
             return None
+    if not all(samples_path(directory, split, number).exists() for split in SPLITS):
+        return None
     return summary
 
 
@@ -169,35 +133,41 @@ def _tokenize(
     batch: list[Sample], recipe: Recipe, tokenizer: Tokenizer
 ) -> Iterator[tuple[Sample, list[Piece], Accounting]]:
     """All turns of the batch go to the tokenizer in one call, which uses all its threads."""
-    texts = [turn.text for sample in batch for turn in sample.turns or ()]
-    ids = iter(tokenizer.encode_batch(texts))
+    documents = [sample.document for sample in batch if sample.document is not None]
+    ids = iter(encode_documents(documents, tokenizer))
     for sample in batch:
-        if sample.turns is None:
-            yield sample, [], Accounting(filtered=1)
+        if sample.document is None:
+            is_bad = sample.problem is not None
+            yield sample, [], Accounting(bad=1) if is_bad else Accounting(filtered=1)
             continue
-        own = list(islice(ids, len(sample.turns)))
-        pieces, account = build_pieces(
-            sample.turns, own, tokenizer.eos_id, recipe.seq_len, recipe.overlong, sample.where
-        )
-        yield sample, pieces, account
+        own = next(ids)
+        try:
+            made = build_pieces(
+                sample.document, own, tokenizer, recipe.seq_len, recipe.overlong, sample.where
+            )
+        except DataError as problem:
+            if not recipe.max_bad_rows or recipe.overlong == "error":
+                raise
+            yield replace(sample, problem=problem), [], Accounting(bad=1)
+            continue
+        yield sample, *made
 
 
-def _write(
-    task: Task,
-    pieces: dict[str, list[Piece]],
-    accounts: dict[str, Accounting],
-    directory: Path,
-) -> None:
+def _write(task: Task, parts: dict[str, _Part], bad: list[Sample], directory: Path) -> None:
     shards = {}
-    for split in SPLITS:
-        if pieces[split]:
-            index = np.stack([piece_lengths(pieces[split]), piece_targets(pieces[split])])
-            with replacing(index_path(directory, split, task.number)) as file:
-                np.save(file, index)
+    for split, part in parts.items():
+        lengths = np.array(part.sample_lengths, dtype=np.int32)
+        write_array(samples_path(directory, split, task.number), lengths)
+        if part.pieces:
+            index = np.stack([piece_lengths(part.pieces), piece_targets(part.pieces)])
+            write_array(index_path(directory, split, task.number), index)
             path = directory / split / f"shard-{task.number:05d}.arrow"
-            shards[split] = write_shard(path, pieces[split])
-    accounting = {split: accounts[split].as_dict() for split in SPLITS}
-    summary = {"shards": shards, "accounting": accounting}
+            shards[split] = write_shard(path, part.pieces, task.origin)
+    summary = {
+        "shards": shards,
+        "accounting": {split: part.account.as_dict() for split, part in parts.items()},
+        "bad": [sample.problem.message for sample in bad[:1] if sample.problem],
+    }
     write_json(summary_path(directory, task.number), summary)
 
 

@@ -5,6 +5,7 @@
     <key>/train/shard-00000.arrow     one record batch: tokens, trained
     <key>/train/lengths.npy           int32, tokens of each piece over all shards in order
     <key>/train/targets.npy           int32, target tokens of each piece
+    <key>/train/samples.npy           int32, tokens of each sample before anything was cut
 
 A split without pieces has no directory entry in the manifest, and a chunk that gave a split nothing
 has no shard there.
@@ -13,6 +14,7 @@ has no shard there.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,12 @@ from pliant.data.tokens import Piece
 from pliant.errors import DataError
 from pliant.files import replacing
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 LENGTHS = "lengths.npy"
 TARGETS = "targets.npy"
+SAMPLES = "samples.npy"
 
 Manifest = dict[str, Any]
 
@@ -42,18 +45,24 @@ class Split:
         self.lengths: NDArray[np.int32] = np.load(path / LENGTHS, mmap_mode="r")
         self.targets: NDArray[np.int32] = np.load(path / TARGETS, mmap_mode="r")
         self.num_pieces = len(self.lengths)
+        self.samples: NDArray[np.int32] = np.load(path / SAMPLES, mmap_mode="r")
+        """Tokens of each sample, before anything was cut."""
         shards = read_manifest(path.parent)["splits"][path.name]["shards"]
         self.shard_starts: NDArray[np.int64] = np.cumsum(
             [0] + [shard["pieces"] for shard in shards], dtype=np.int64
         )
         """[num_shards + 1]: the first piece of each shard, and the number of all pieces."""
-        self._files = [path / shard["file"] for shard in shards]
+        self.parts = _parts(self.shard_starts, [shard["origin"] for shard in shards])
+        """For each source that `data.train` names, in its order, the runs of pieces that came of
+        it. One that gave this split nothing has none."""
+        self._shards = shards
         self._open: dict[int, _Shard] = {}
 
     def gather(self, piece_ids: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Tokens and target flags of the pieces laid end to end, in the order of `piece_ids`.
 
-        Costs a copy of the tokens and little more: a slice per piece, no loop over tokens.
+        Costs a copy of the tokens and little more: a slice per piece, no loop over tokens. A shard
+        is compared with its digest when it is read first; raises `DataError` where it is damaged.
         """
         if not len(piece_ids):
             return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint8)
@@ -71,11 +80,20 @@ class Split:
 
     def _shard(self, number: int) -> "_Shard":
         if number not in self._open:
-            self._open[number] = _Shard.open(self._files[number])
+            entry = self._shards[number]
+            _verify_file(self.path / entry["file"], entry)
+            self._open[number] = _Shard.open(self.path / entry["file"])
         return self._open[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Split, (self.path,)
+
+
+def _parts(shard_starts: NDArray[np.int64], origins: list[int]) -> list[list[tuple[int, int]]]:
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(max(origins, default=-1) + 1)]
+    for origin, run in zip(origins, pairwise(shard_starts.tolist()), strict=True):
+        parts[origin].append(run)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -95,11 +113,28 @@ class Prepared:
         """One of "train", "validation" and "test"; None where that split holds nothing."""
         return Split(self.path / name) if name in self.manifest["splits"] else None
 
-    def verify(self) -> None:
-        """Compare every file's size and SHA-256 with the manifest. Raises `DataError`."""
-        for name, split in self.manifest["splits"].items():
-            for entry in [*split["shards"], *split["index"]]:
-                _verify_file(self.path / name / entry["file"], entry)
+    @property
+    def num_files(self) -> int:
+        """Of those that the manifest knows the digests of."""
+        return len(self._entries)
+
+    def damage(self) -> list[str]:
+        """What differs from the manifest, a sentence each: every file is read."""
+        found = []
+        for path, entry in self._entries:
+            try:
+                _verify_file(path, entry)
+            except DataError as error:
+                found.append(error.message)
+        return found
+
+    @property
+    def _entries(self) -> list[tuple[Path, dict[str, Any]]]:
+        return [
+            (self.path / name / entry["file"], entry)
+            for name, split in self.manifest["splits"].items()
+            for entry in [*split["shards"], *split["index"]]
+        ]
 
 
 def open_store(path: Path) -> Prepared:
@@ -140,8 +175,9 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     write_json(path / MANIFEST, manifest)
 
 
-def write_shard(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Write at least one piece as a shard; what the manifest says of it."""
+def write_shard(path: Path, pieces: Sequence[Piece], origin: int = 0) -> dict[str, Any]:
+    """Write at least one piece as a shard; what the manifest says of it. `origin` is the place of
+    its source in `data.train`."""
     lengths = piece_lengths(pieces)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     columns = {
@@ -151,7 +187,7 @@ def write_shard(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
     batch = pa.record_batch(columns)
     with replacing(path) as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
-    return {"file": path.name, "pieces": len(pieces), **fingerprint(path)}
+    return {"file": path.name, "pieces": len(pieces), "origin": origin, **fingerprint(path)}
 
 
 def piece_lengths(pieces: Sequence[Piece]) -> NDArray[np.int32]:

@@ -6,8 +6,8 @@ seconds to import, is needed only to read what other people saved.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from pliant.data.records import TURN_END, TURN_START
+from pliant.data.chatml import TURN_END, TURN_START
 from pliant.errors import DataError
 
 TRAINING_BYTES = 64 * 2**20
@@ -28,6 +28,10 @@ KNOWN_ENDS = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", TUR
 MODEL_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 IDS_FILE = "pliant.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+ANCHOR = "\n"
+"""Stands before text that goes on, where a tokenizer would begin it like a text of its own."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,55 @@ class Tokenizer:
     """A `tokenizers.Tokenizer`, which neither pads nor truncates."""
     eos_id: int
     pad_id: int
+    chat_template: str | None = None
+    """The Jinja template that came with it."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """By the names under which templates know them: "bos_token" and so on."""
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Rows that an embedding needs: one more than the largest id, added tokens included."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that decides what it does."""
+        """SHA-256 of all that decides which ids a text has."""
         content = json.dumps([self.backend.to_str(), self.eos_id, self.pad_id])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text; nothing is added to them."""
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+    def encode_batch(
+        self, texts: list[str], follows: Sequence[bool] | None = None
+    ) -> list[list[int]]:
+        """The ids of each text; nothing is added to them.
+
+        `follows` says which texts go on from the one before. It matters to tokenizers that begin
+        every text with a space of their own.
+        """
+        if follows is None or not self._begins_with_space:
+            return self._encode(texts)
+        anchor = self._encode([ANCHOR])[0]
+        pairs = list(zip(texts, follows, strict=True))
+        anchored = self._encode([ANCHOR + text if later else text for text, later in pairs])
+        for i, (ids, later) in enumerate(zip(anchored, follows, strict=True)):
+            if later and ids[: len(anchor)] == anchor:
+                anchored[i] = ids[len(anchor) :]
+            elif later:  # the anchor melted into the text
+                anchored[i] = self._encode([texts[i]])[0]
+        return anchored
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, special tokens included."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def _begins_with_space(self) -> bool:
+        """Whether a letter has other tokens at the beginning of a text than after a newline."""
+        alone, newline, after = self._encode(["a", ANCHOR, ANCHOR + "a"])
+        return after != newline + alone
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -98,17 +131,27 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
         "clean_up_tokenization_spaces": False,
+        **tokenizer.special_tokens,
     }
     ids = {"eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
     tokenizer.backend.save(str(directory / MODEL_FILE))
     for name, content in ((CONFIG_FILE, config), (IDS_FILE, ids)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if tokenizer.chat_template:
+        (directory / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer that `save_tokenizer` wrote."""
-    ids = json.loads((directory / IDS_FILE).read_text(encoding="utf-8"))
-    return Tokenizer(tokenizers.Tokenizer.from_file(str(directory / MODEL_FILE)), **ids)
+    names = (IDS_FILE, CONFIG_FILE)
+    ids, config = (json.loads((directory / name).read_text(encoding="utf-8")) for name in names)
+    template = directory / TEMPLATE_FILE
+    return Tokenizer(
+        tokenizers.Tokenizer.from_file(str(directory / MODEL_FILE)),
+        **ids,
+        chat_template=template.read_text(encoding="utf-8") if template.exists() else None,
+        special_tokens={key: text for key, text in config.items() if key.endswith("_token")},
+    )
 
 
 def _load_hugging_face(path: Path) -> Any:
@@ -152,8 +195,26 @@ def _checked(loaded: Any, path: Path) -> Tokenizer:
             path=path,
         )
     return Tokenizer(
-        backend, eos_id, eos_id if loaded.pad_token_id is None else loaded.pad_token_id
+        backend,
+        eos_id,
+        eos_id if loaded.pad_token_id is None else loaded.pad_token_id,
+        _template_of(loaded, path),
+        {"eos_token": backend.id_to_token(eos_id), **loaded.special_tokens_map},
     )
+
+
+def _template_of(loaded: Any, path: Path) -> str | None:
+    """Of several, the one for plain chats."""
+    own = loaded.chat_template
+    if not isinstance(own, dict):
+        return own or None
+    if "default" not in own:
+        raise DataError(
+            f"The tokenizer {path} has the chat templates {', '.join(own)}, and none is called "
+            "default. Save the one to use as a file and name it in data.chat_template.",
+            path=path,
+        )
+    return str(own["default"])
 
 
 def _training_texts(texts: Iterable[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pliant.errors import SpecError
+from pliant.spec.data import DataSpec, Overlong
 from pliant.spec.job import JobSpec
 
 BLOCK_BYTES = 4 * 2**20
@@ -41,6 +42,9 @@ def resolve(spec: JobSpec, facts: Facts) -> JobSpec:
     for key, found in (("shape", facts.data_shape), ("format", facts.data_format)):
         if found is not None:
             changes["data"][key] = found
+    changes["data"]["overlong"] = overlong_of(spec.data, facts.data_shape or spec.data.shape)
+    if spec.data.eval_packing == "auto":
+        changes["data"]["eval_packing"] = spec.data.packing
     if facts.num_gpus is not None and spec.resources.device == "auto":
         changes["resources"]["device"] = "cuda" if facts.num_gpus else "cpu"
     device = changes["resources"].get("device", spec.resources.device)
@@ -78,6 +82,14 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def overlong_of(data: DataSpec, shape: str) -> Overlong:
+    """What happens to overlong samples, once their shape is known. Records of token ids decide it
+    one by one: it stays "auto"."""
+    if data.overlong != "auto" or shape in ("auto", "input_ids"):
+        return data.overlong
+    return "split" if shape == "text" else "truncate"
 
 
 def _block_steps(spec: JobSpec) -> int:

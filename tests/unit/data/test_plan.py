@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.splits import LengthsOnly, index_epochs, starts_of
+from pliant.data import order as ordering
 from pliant.data import plan as planning
+from pliant.data.order import Mixture, PassOrder
 from pliant.data.packing import MAX_AGE, WELL_FILLED
-from pliant.data.plan import Cursor, DataPlan, EpochPlan, PlanSettings, StepRange, shuffled
+from pliant.data.plan import Cursor, DataPlan, EpochPlan, PlanSettings, StepRange
 from pliant.errors import DataError
 
 
@@ -39,6 +41,11 @@ def like_sft(count, seed=0):
     """Log-normal, mean about 355, of which a few need a pack of 4096 for themselves."""
     drawn = np.random.default_rng(seed).lognormal(np.log(355) - 0.5, 1.0, count)
     return np.clip(drawn, 2, 4096).astype(np.int32)
+
+
+def epoch_plan(lengths, shard_sizes, choices, epoch):
+    order = PassOrder(starts_of(shard_sizes), choices.window, choices.shuffle, choices.seed, epoch)
+    return EpochPlan(lengths, order, choices, epoch)
 
 
 @pytest.fixture
@@ -92,7 +99,7 @@ def test_every_piece_is_in_one_pack_and_one_step_of_an_epoch(
 ):
     lengths, shard_sizes, seq_len = store
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(planning, "GROUP_PIECES", group)
+        patch.setattr(ordering, "GROUP_PIECES", group)
         choices = {"window": window, "packing": packing, "shuffle": shuffle, "seq_len": seq_len}
         split = LengthsOnly(Path(folder), lengths, shard_sizes)
         plan = DataPlan(split, plan_settings(global_batch_size=batch, **choices))
@@ -117,8 +124,8 @@ def test_a_window_planned_from_the_index_is_that_of_the_pass_over_all(store, gro
     lengths, shard_sizes, seq_len = store
     choices = plan_settings(window=window, seq_len=seq_len)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(planning, "GROUP_PIECES", group)
-        sequential = EpochPlan(lengths, starts_of(shard_sizes), choices, 1)
+        patch.setattr(ordering, "GROUP_PIECES", group)
+        sequential = epoch_plan(lengths, shard_sizes, choices, 1)
         passed, carried = [], planning._NOTHING
         for number in range(sequential.num_windows):
             packing, carried = sequential._plan(number, carried)
@@ -126,7 +133,7 @@ def test_a_window_planned_from_the_index_is_that_of_the_pass_over_all(store, gro
         assert not len(carried.pieces)
         sequential.build_index()
         sequential.save_index(Path(folder) / "index")
-        restored = EpochPlan(lengths, starts_of(shard_sizes), choices, 1)
+        restored = epoch_plan(lengths, shard_sizes, choices, 1)
         restored.load_index(Path(folder) / "index")
         assert restored.num_packs == len(passed)
         for pack in np.random.default_rng(0).permutation(len(passed)):
@@ -158,28 +165,19 @@ def test_shuffling_reaches_beyond_a_window(make_plan):
     assert max(first_window) - min(first_window) > 300
 
 
-def test_a_permutation_is_fixed_for_all_time():
-    """Changing it would change the order of every run that is started again."""
-    assert shuffled(8, 0, 0, 1, 0).tolist() == [4, 3, 6, 5, 1, 7, 2, 0]
-    assert shuffled(8, 2**63 - 1, 5).tolist() == [5, 1, 4, 7, 2, 3, 0, 6]
-    assert shuffled(0, 1).tolist() == []
-    assert sorted(shuffled(1000, 5, 6).tolist()) == list(range(1000))
-    assert shuffled(1000, 5, 6).tolist() != shuffled(1000, 6, 5).tolist()
-
-
 @pytest.mark.parametrize("shard_sizes", [[300], [100, 100, 100], [1, 0, 298, 1]])
-@pytest.mark.parametrize("group", [300, 10_000, planning.GROUP_PIECES])
+@pytest.mark.parametrize("group", [300, 10_000, ordering.GROUP_PIECES])
 def test_within_one_group_the_order_depends_on_neither_shards_nor_group_size(
     make_plan, monkeypatch, shard_sizes, group
 ):
     lengths = some_lengths(300)
     expected = packs_of_epoch(make_plan(lengths), 0)
-    monkeypatch.setattr(planning, "GROUP_PIECES", group)
+    monkeypatch.setattr(ordering, "GROUP_PIECES", group)
     assert packs_of_epoch(make_plan(lengths, shard_sizes), 0) == expected
 
 
 def test_groups_are_whole_shards_and_are_read_one_after_another(make_plan, monkeypatch):
-    monkeypatch.setattr(planning, "GROUP_PIECES", 50)
+    monkeypatch.setattr(ordering, "GROUP_PIECES", 50)
     plan = make_plan(np.full(200, 2), [25] * 8, packing=False, window=7)
     for epoch in range(3):
         pieces = np.array(pieces_of(plan, epoch)).reshape(4, 50)
@@ -196,10 +194,37 @@ def test_carrying_over_fills_packs_though_windows_are_small(make_plan):
     assert lengths.sum() / (plan.epoch(0).num_packs * 4096) >= 0.999
 
 
+def test_a_row_of_one_token_more_is_filled_as_well(make_plan):
+    """8193 is no multiple of anything that packing works with."""
+    lengths = np.random.default_rng(4).integers(20, 600, 3000).astype(np.int32)
+    fills = {
+        seq_len: lengths.sum()
+        / (make_plan(lengths, seq_len=seq_len, window=1000).epoch(0).num_packs * seq_len)
+        for seq_len in (8192, 8193)
+    }
+    assert fills[8193] == pytest.approx(fills[8192], abs=0.01)
+    assert min(fills.values()) > 0.97
+
+
+def test_a_mixture_keeps_its_shares_and_repeats_itself_exactly(make_plan):
+    lengths = np.full(120, 4)
+    mixture = Mixture("samples", (1.0, 3.0))
+    plan, again = (make_plan(lengths, [60, 60], mixture=mixture) for _ in range(2))
+    for epoch in (0, 1):
+        pieces = np.array(pieces_of(plan, epoch))
+        assert [(pieces < 60).sum(), (pieces >= 60).sum()] == [30, 90]
+        assert packs_of_epoch(again, epoch) == packs_of_epoch(plan, epoch)
+    seen = np.bincount(pieces_of(plan, 0) + pieces_of(plan, 1), minlength=120)
+    assert seen[:60].tolist() == [1] * 60
+    assert seen[60:].tolist() == [3] * 60
+    late = plan.steps_in(1) + 5
+    assert lists(again.packs_of(late)) == lists(plan.packs_of(late))
+
+
 def test_no_piece_is_carried_for_ever():
     """Pieces of just over half a pack go together with nothing, and still come to their turn."""
     lengths = np.full(400, 9, dtype=np.int32)
-    plan = EpochPlan(lengths, starts_of([400]), plan_settings(window=10), 0)
+    plan = epoch_plan(lengths, [400], plan_settings(window=10), 0)
     plan.build_index()
     _, pieces, ages = plan._carried
     assert ages.max() == MAX_AGE
@@ -211,7 +236,7 @@ def test_no_piece_is_carried_for_ever():
 
 
 def test_the_age_cap_holds_for_ordinary_lengths():
-    plan = EpochPlan(like_sft(20_000), starts_of([20_000]), plan_settings(seq_len=4096), 0)
+    plan = epoch_plan(like_sft(20_000), [20_000], plan_settings(seq_len=4096), 0)
     plan.build_index()
     _, pieces, ages = plan._carried
     assert 0 < ages.max() <= MAX_AGE
@@ -220,7 +245,7 @@ def test_the_age_cap_holds_for_ordinary_lengths():
 
 def test_packs_before_the_last_window_are_well_filled_or_old():
     lengths = like_sft(5000)
-    plan = EpochPlan(lengths, starts_of([5000]), plan_settings(seq_len=4096, window=500), 0)
+    plan = epoch_plan(lengths, [5000], plan_settings(seq_len=4096, window=500), 0)
     plan.build_index()
     bounds, pieces, ages = plan._carried
     for window in range(plan.num_windows - 1):

@@ -7,6 +7,7 @@ import pytest
 
 from pliant.data.store import (
     LENGTHS,
+    SAMPLES,
     STORE_VERSION,
     TARGETS,
     Split,
@@ -44,12 +45,15 @@ def store(tmp_path, pieces):
     (path / "train").mkdir(parents=True)
     parts = {0: pieces[:15], 2: pieces[15:16], 3: pieces[16:]}
     shards = [
-        write_shard(path / "train" / f"shard-{number:05d}.arrow", part)
+        write_shard(path / "train" / f"shard-{number:05d}.arrow", part, origin=min(number, 2))
         for number, part in parts.items()
     ]
     write_array(path / "train" / LENGTHS, piece_lengths(pieces))
     write_array(path / "train" / TARGETS, piece_targets(pieces))
-    index = [{"file": name, **fingerprint(path / "train" / name)} for name in (LENGTHS, TARGETS)]
+    write_array(path / "train" / SAMPLES, piece_lengths(pieces))
+    index = [
+        {"file": name, **fingerprint(path / "train" / name)} for name in (LENGTHS, TARGETS, SAMPLES)
+    ]
     train = {"pieces": len(pieces), "shards": shards, "index": index}
     write_manifest(path, {"version": STORE_VERSION, "key": "key", "splits": {"train": train}})
     return path
@@ -62,6 +66,7 @@ def test_a_split_knows_its_pieces(store, pieces):
     assert split.targets.tolist() == [piece.trained.sum() for piece in pieces]
     assert split.shard_starts.tolist() == [0, 15, 16, 40]
     assert (split.lengths.dtype, split.shard_starts.dtype) == (np.int32, np.int64)
+    assert split.parts == [[(0, 15)], [], [(15, 16), (16, 40)]]
     assert open_store(store).split("validation") is None
 
 
@@ -97,8 +102,9 @@ def test_a_split_is_pickled_by_its_path(store):
 
 @pytest.mark.parametrize("name", ["shard-00002.arrow", "lengths.npy"])
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing"])
-def test_verify_names_the_damaged_file(store, name, damage):
-    open_store(store).verify()
+def test_damage_is_told_with_the_name_of_the_file(store, name, damage):
+    assert open_store(store).damage() == []
+    assert open_store(store).num_files == 6
     path = store / "train" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -108,8 +114,19 @@ def test_verify_names_the_damaged_file(store, name, damage):
         path.write_bytes(content[:-1])
     else:
         path.unlink()
-    with pytest.raises(DataError, match=f"{name} is damaged"):
-        open_store(store).verify()
+    [told] = open_store(store).damage()
+    assert f"{name} is damaged" in told
+
+
+def test_an_altered_shard_is_noticed_when_it_is_read_first(store):
+    path = store / "train" / "shard-00002.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    split = open_store(store).split("train")
+    split.gather(np.array([0, 20]))
+    with pytest.raises(DataError, match=r"shard-00002\.arrow is damaged: its SHA-256"):
+        split.gather(np.array([15]))
 
 
 def test_a_shard_that_is_no_shard_is_named_when_it_is_read(store):

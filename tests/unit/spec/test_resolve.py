@@ -1,5 +1,6 @@
 """What is left to "auto" is decided from facts; what was asked for stays."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def load(spec_file):
 
 
 def test_with_all_facts_only_the_data_is_left_to_be_looked_at(load):
-    assert unresolved(resolve(load(), ALL)) == ["data.format", "data.shape"]
+    assert unresolved(resolve(load(), ALL)) == ["data.format", "data.shape", "data.overlong"]
 
 
 def test_without_facts_what_they_decide_stays_auto(load):
@@ -27,6 +28,23 @@ def test_without_facts_what_they_decide_stays_auto(load):
     assert "resources.device" in left
     assert "deepspeed.reduce_bucket_size" in left
     assert "data.block_steps" not in left
+
+
+@pytest.mark.parametrize(
+    ("shape", "overlong"),
+    [("text", "split"), ("messages", "truncate"), ("prompt_completion", "truncate")],
+)
+def test_answers_are_never_parted_from_their_questions(load, shape, overlong):
+    resolved = resolve(load(), replace(ALL, data_shape=shape, data_format="json"))
+    assert resolved.data.overlong == overlong
+    assert not unresolved(resolved)
+    assert resolve(load("data.overlong=drop"), ALL).data.overlong == "drop"
+
+
+def test_held_out_rows_are_packed_as_the_others_are(load):
+    assert resolve(load(), ALL).data.eval_packing is True
+    assert resolve(load("data.packing=false"), ALL).data.eval_packing is False
+    assert resolve(load("data.eval_packing=false"), ALL).data.eval_packing is False
 
 
 def test_facts_may_come_one_after_another(load):
