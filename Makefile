@@ -5,7 +5,7 @@ STAMP := .venv/.locked
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-smollm2 check test test-all chaos bench bench-loop bench-elastic \
-	bench-checkpoint bench-exact ui docs lock clean
+	bench-checkpoint bench-exact bench-curves bench-packing bench-ingest ui docs lock clean
 
 help: ## Say what can be made
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,20 @@ bench-exact: setup ## What training.exact costs
 bench-checkpoint: setup ## Saving, snapshots and loading, beside DeepSpeed's own
 	@DS_ACCELERATOR=cpu $(BIN)/python benchmarks/checkpoint.py
 	@$(BIN)/python benchmarks/table.py checkpoint
+
+PEERS := .peers/.locked
+$(PEERS): requirements/peers.txt $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers -r $<
+	@touch $@
+
+bench-packing: $(PEERS) ## Packing, beside TRL's
+	@PYTHONPATH=.peers $(BIN)/python benchmarks/packing.py && $(BIN)/python benchmarks/table.py packing
+
+bench-ingest: $(PEERS) ## From raw text to packed tensors, beside a bare loop and datasets
+	@PYTHONPATH=.peers $(BIN)/python benchmarks/ingest.py && $(BIN)/python benchmarks/table.py ingest
+
+bench-curves: setup ## Losses on 1, 2, 3, 4 and a changing number of workers
+	@$(BIN)/python benchmarks/curves.py && $(BIN)/python benchmarks/table.py curves
 
 bench-elastic: setup ## From a fault to the next step, beside tuned plain Ray Train
 	@$(BIN)/python benchmarks/elastic.py && $(BIN)/python benchmarks/table.py elastic

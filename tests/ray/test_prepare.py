@@ -85,7 +85,7 @@ def test_the_same_input_gives_the_same_bytes_and_no_work_the_second_time(tmp_pat
     moved = shutil.move(data, tmp_path / "moved" / data.name)
     other = prepare(spec(moved), tmp_path / "two")
     assert contents(other) == contents(first)
-    first.verify()
+    assert first.damage() == []
 
 
 def test_a_store_holds_every_record_in_order(tmp_path, data):
@@ -233,12 +233,56 @@ def test_real_data_is_prepared_and_accounted_for(tmp_path, name, settings):
     settings = {"seq_len": 512, "shard_samples": 65536, **settings}
     job = spec(real(name), tokenizer={"train_vocab_size": 1000}, **settings)
     store = prepare(job, tmp_path)
-    store.verify()
+    assert store.damage() == []
     for split, counted in store.manifest["splits"].items():
         account = store.manifest["accounting"][split]
         assert counted["tokens"] == account["trained"] + account["masked"]
         assert counted["targets"] == account["trained"]
     assert "�" not in texts(store, "train")[0]
+
+
+def test_records_that_cannot_be_used_are_an_error_or_counted_and_kept_aside(tmp_path):
+    lines = [json.dumps(record) for record in some_records(60)]
+    lines[20] = '{"prompt": "half'
+    lines[45] = '{"prompt": "no completion"}'
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"data\.jsonl line 21 is not JSON"):
+        prepare(spec(path), tmp_path / "strict")
+    assert stores_in(tmp_path / "strict") == []
+
+    store = prepare(spec(path, bad_rows="skip"), tmp_path / "lenient")
+    counts = store.manifest["accounting"]
+    assert sum(account["bad"] for account in counts.values()) == 2
+    assert sum(account["samples"] for account in counts.values()) == 58
+    kept = sorted((store.path.parent / f"{store.key}.quarantine").iterdir())
+    told = [json.loads(line) for file in kept for line in file.read_text().splitlines()]
+    assert [one["where"].split()[-2:] for one in told] == [["line", "21"], ["line", "46"]]
+    assert [one["raw"] for one in told] == [lines[20], lines[45]]
+    assert "has no column completion" in told[1]["problem"]
+
+    with pytest.raises(DataError, match=r"2 records or more cannot be used.*allows 1"):
+        prepare(spec(path, bad_rows="skip", max_bad_rows=1), tmp_path / "limited")
+
+
+def test_parts_of_a_mixture_are_told_apart_and_samples_keep_their_lengths(tmp_path):
+    paths = [
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": word * n} for n in range(1, 31)])
+        for name, word in (("a", "one "), ("b", "two "))
+    ]
+    parts = [{"path": str(paths[0]), "weight": 3.0}, str(paths[1])]
+    job = spec("unused", split={"validation": 0.0}, seq_len=16).model_copy()
+    tree = job.model_dump(mode="json")
+    tree["data"]["train"] = parts
+    store = prepare(build_spec(tree, origin="a test"), tmp_path / "stores")
+    split = store.split("train")
+    assert len(split.samples) == 60
+    assert split.samples.max() > 16 >= split.lengths.max()
+    runs = split.parts
+    assert len(runs) == 2
+    for run, word in zip(runs, ("one", "two"), strict=True):
+        words = {text.split()[0] for text in texts(store, "train")[run[0][0] : run[-1][1]]}
+        assert words - {"<|endoftext|>"} == {word}
 
 
 def test_the_standard_library_is_a_data_set(tmp_path):

@@ -86,6 +86,15 @@ def print_summary(console: Console, outcome: Outcome) -> None:
             f"(median), rows {summary.fill_ratio:.1%} filled",
         )
     table.add_row("trained", f"{summary.samples:,} samples, {summary.tokens:,} tokens")
+    if summary.data:
+        counts = summary.data
+        dropped = counts["tokens"] - counts["trained"] - counts["masked"]
+        table.add_row(
+            "data",
+            f"{counts['tokens']:,} tokens = {counts['trained']:,} trained + "
+            f"{counts['masked']:,} masked + {dropped:,} dropped; an epoch adds "
+            f"{counts['padding']:,} of padding",
+        )
     table.add_row(
         "workers",
         f"{' -> '.join(map(str, summary.world_sizes)) or 'none'}; {summary.restarts} restarts, "

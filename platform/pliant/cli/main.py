@@ -15,7 +15,16 @@ import typer
 import yaml
 
 from pliant import __version__
-from pliant.cli import checkpoints
+from pliant.cli import checkpoints, data
+from pliant.cli.options import (
+    Address,
+    AsJson,
+    Overlays,
+    RunsDir,
+    Settings,
+    SpecArgument,
+    runs_directory,
+)
 from pliant.errors import Interrupted, PliantError, UserError
 from pliant.spec import JobSpec, load_spec
 from pliant.spec.resolve import unresolved
@@ -27,22 +36,7 @@ app = typer.Typer(
     help="Elastic, exact training of language models on Ray.",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
-
-SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="A job spec: one YAML file.")]
-Overlays = Annotated[
-    list[Path] | None, typer.Option("--overlay", help="A YAML file laid over the spec.")
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes one field.")
-]
-RunsDir = Annotated[
-    str | None, typer.Option("--runs-dir", help="Where runs are kept; by default ./runs.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option("--address", envvar="RAY_ADDRESS", help="A Ray cluster; without it, an own one."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+app.add_typer(data.app, name="data")
 
 
 @app.command()
@@ -242,19 +236,6 @@ def ui(
 def version() -> None:
     """Print pliant's version."""
     typer.echo(__version__)
-
-
-def runs_directory(given: str | None) -> Path:
-    """Where runs are kept. A Ray job's working directory vanishes with the job, so that a job that
-    names no place has its runs kept in the home directory."""
-    if given is not None and "://" in given:
-        raise UserError(
-            f"--runs-dir is {given}, and runs are kept on a file system that all nodes share. "
-            "Mount it and give the path."
-        )
-    if given is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        given = str(Path.home() / "pliant-runs")
-    return Path(given or "runs").expanduser().absolute()
 
 
 def quiet_libraries() -> None:

@@ -16,7 +16,7 @@ from pliant.checkpoints import reader, retention
 from pliant.checkpoints.manifest import Manifest, manifest_in
 from pliant.checkpoints.places import Places, places_of
 from pliant.checkpoints.writer import age
-from pliant.cli.main import runs_directory
+from pliant.cli.options import runs_directory
 from pliant.data.tokenizer import open_tokenizer
 from pliant.errors import CheckpointDamaged, UserError
 from pliant.files import file_lock

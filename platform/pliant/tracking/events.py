@@ -4,6 +4,7 @@ Every event has a `kind`, a `time` (Unix seconds) and, where it belongs to one, 
 have `metrics`, a mapping of names to floats. Kinds and their further fields:
 
     job          a driver started                 pid
+    data         what the data comes to           metrics (data/...)
     attempt      a worker group started           attempt, world_size, step (resumed from), cause
     step         an optimizer step was done       metrics, samples, tokens, capacity
     evaluation   the model was evaluated          metrics (eval_loss or test_loss)

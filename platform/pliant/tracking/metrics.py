@@ -34,6 +34,26 @@ OCCASIONAL = (
     Metric("checkpoint_s", "s", "From the request of a checkpoint until it was complete."),
     Metric("checkpoint_stall_s", "s", "Of that, how long training was held up; the slowest rank."),
 )
+DATA = (
+    Metric("data/samples", "samples", "Records that were tokenized."),
+    Metric("data/filtered", "records", "Dropped by the transform."),
+    Metric("data/bad", "records", "Could not be used and were skipped."),
+    Metric("data/pieces", "pieces", "What the samples were cut into, as far as they are kept."),
+    Metric("data/tokens", "tokens", "Of all samples; the sum of the next six."),
+    Metric("data/trained", "tokens", "Targets."),
+    Metric("data/masked", "tokens", "Kept and no targets."),
+    Metric("data/overlong_truncated", "tokens", "Cut off beyond seq_len."),
+    Metric("data/overlong_dropped", "tokens", "Of samples dropped for being too long."),
+    Metric("data/no_targets", "tokens", "Of samples and pieces without a target."),
+    Metric("data/empty", "tokens", "Of samples without text."),
+    Metric("data/samples_truncated", "samples", "Cut off at seq_len."),
+    Metric("data/samples_overlong", "samples", "Dropped for being too long."),
+    Metric("data/samples_untrained", "samples", "Dropped for having no target."),
+    Metric("data/samples_empty", "samples", "Dropped for having no text."),
+    Metric("data/rows", "rows", "Of the first epoch."),
+    Metric("data/epoch_tokens", "tokens", "In these rows."),
+    Metric("data/padding", "tokens", "What is left of the room of these rows."),
+)
 SYSTEM = (
     Metric("system/cpu_utilization_percentage", "%", "All cores, since the last sample."),
     Metric("system/system_memory_usage_megabytes", "MB", "Memory in use."),
@@ -49,7 +69,7 @@ SYSTEM = (
     Metric("system/gpu_N_power_usage_watts", "W", "Power drawn by GPU N."),
     Metric("system/gpu_N_power_usage_percentage", "%", "Of the power limit of GPU N."),
 )
-METRICS = TRAINING + OCCASIONAL + SYSTEM
+METRICS = TRAINING + OCCASIONAL + DATA + SYSTEM
 
 _PAGE = """\
 # Metrics of a run
@@ -69,6 +89,12 @@ This page is generated: `python -m pliant.tracking.metrics docs/metrics.md`.
 
 {occasional}
 
+## The data
+
+Of the training split, recorded once at step 0.
+
+{data}
+
 ## The machine
 
 Sampled every `tracking.system_metrics_every_s` seconds and recorded at the last training step;
@@ -81,7 +107,10 @@ while steps are being redone, at the highest one so far. GPUs need the extra `pl
 def page() -> str:
     """The text of `docs/metrics.md`."""
     return _PAGE.format(
-        training=_table(TRAINING), occasional=_table(OCCASIONAL), system=_table(SYSTEM)
+        training=_table(TRAINING),
+        occasional=_table(OCCASIONAL),
+        data=_table(DATA),
+        system=_table(SYSTEM),
     )
 
 

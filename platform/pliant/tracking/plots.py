@@ -1,7 +1,8 @@
-"""The one picture of a run: its losses over its steps, and where it was interrupted."""
+"""The pictures of a run: its losses over its steps, and how long its samples are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,26 @@ def loss_plot(events: Iterable[Event], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False)
+    _write(figure, path)
+
+
+def lengths_plot(edges: Sequence[int], counts: Sequence[int], seq_len: int, path: Path) -> None:
+    """Draw a histogram of sample lengths in tokens, with a mark at the row's length, as a PNG."""
+    from matplotlib.figure import Figure  # as above
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar(edges[:-1], counts, width=[b - a for a, b in pairwise(edges)], align="edge", lw=0.5)
+    axes.axvline(seq_len, color="tab:red", ls="--", lw=1, label=f"longest piece, {seq_len:,}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens of a sample")
+    axes.set_ylabel("samples")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    _write(figure, path)
+
+
+def _write(figure: Any, path: Path) -> None:
     image = BytesIO()
     figure.savefig(image, format="png", dpi=120)
     write_atomically(path, image.getvalue())

@@ -48,6 +48,9 @@ class Summary:
     """Steps whose update was left out, because their loss or gradient was not to be trusted."""
     damages: int
     """Checkpoints and snapshots that were passed over because they were not whole."""
+    data: dict[str, int]
+    """Where the tokens of the training data went: tokens = trained + masked + overlong_truncated +
+    overlong_dropped + no_targets + empty; and of the first epoch, rows, epoch_tokens, padding."""
     samples_missing: int
     """Planned samples that were not trained."""
     samples_duplicated: int
@@ -91,6 +94,7 @@ def summarize(
         seconds_resizing=round(history.seconds_resizing, 3),
         steps_skipped=len({event["step"] for event in events if event["kind"] == "skip"}),
         damages=kinds["damage"],
+        data=_data(events),
         samples_missing=samples_missing,
         samples_duplicated=samples_duplicated,
         mlflow_run_id=mlflow_run_id,
@@ -104,6 +108,7 @@ _OF_EARLIER_VERSIONS = {
     "seconds_resizing": 0.0,
     "steps_skipped": 0,
     "damages": 0,
+    "data": {},
 }
 """Figures that a summary of an earlier version does not have."""
 
@@ -118,6 +123,12 @@ def write_summary(path: Path, summary: Summary) -> None:
     """Write `summary` as JSON; figures that are not finite become null."""
     figures = {name: _finite(value) for name, value in asdict(summary).items()}
     write_atomically(path, json.dumps(figures, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _data(events: list[Event]) -> dict[str, int]:
+    found = [event["metrics"] for event in events if event["kind"] == "data"]
+    figures = found[-1] if found else {}
+    return {name.removeprefix("data/"): int(value) for name, value in figures.items()}
 
 
 def _total(history: History, name: str) -> int:

@@ -1,6 +1,6 @@
 """Decides everything about a job before a worker starts: data, sizes, and what "auto" becomes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,16 @@ import psutil
 import ray
 
 from pliant.checkpoints.places import need_space
+from pliant.data.account import TokenAccount, account_for
 from pliant.data.feeder import BlockGrid
+from pliant.data.order import Mixture
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.prepare import Report, prepare
-from pliant.data.store import Prepared
+from pliant.data.store import Prepared, Split
 from pliant.data.tokenizer import load_tokenizer
-from pliant.errors import ClusterError, SpecError
+from pliant.errors import ClusterError, DataError, SpecError
 from pliant.spec import JobSpec
+from pliant.spec.data import DataSpec
 from pliant.spec.dotted import load_dotted
 from pliant.spec.resolve import Facts, resolve
 from pliant.tracking import environment_manifest
@@ -35,6 +38,7 @@ class JobPlan:
     prepared: Prepared
     num_parameters: int
     """Trainable ones."""
+    account: TokenAccount
 
     def manifest(self, spec: JobSpec) -> dict[str, Any]:
         """What is kept of it, beside what was asked."""
@@ -46,6 +50,7 @@ class JobPlan:
             "data": {
                 "key": self.prepared.key,
                 "accounting": self.prepared.manifest["accounting"],
+                "first_epoch": self.account.figures(),
             },
             "environment": environment_manifest(spec.env),
         }
@@ -103,13 +108,12 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
     """Prepares the data, if need be, and resolves the spec; `report` is told how many chunks of the
     data are done, and of how many. Raises `UserError` where the job cannot be run."""
     check_model(spec)
-    store_root = Path(spec.data.store) if spec.data.store else runs_dir / "stores"
-    prepared = prepare(spec, store_root, report)
+    prepared = prepare(spec, store_root(spec, runs_dir), report)
     vocab_size = prepared.manifest["vocab_size"]
     resolved = resolve(spec, Facts(vocab_size=vocab_size))
     num_parameters = count_beforehand(resolved, vocab_size)
     resolved = resolve_on_cluster(resolved, num_parameters)
-    plan = DataPlan(_training_split(prepared), plan_settings(spec, shuffle=True))
+    plan = training_plan(spec, prepared)
     steps = spec.training.steps or plan.steps_in(spec.training.epochs or 1)
     resolved = resolve(resolved, _found_in(prepared, steps))
     deepspeed_config(resolved)  # refuses a bad `extra` now
@@ -130,7 +134,19 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
         data_key=prepared.key,
         vocab_size=vocab_size,
     )
-    return JobPlan(task, prepared, num_parameters)
+    return JobPlan(task, prepared, num_parameters, account_for(prepared, plan))
+
+
+def store_root(spec: JobSpec, runs_dir: Path) -> Path:
+    """The directory of prepared stores."""
+    return Path(spec.data.store).expanduser() if spec.data.store else runs_dir / "stores"
+
+
+def training_plan(spec: JobSpec, prepared: Prepared) -> DataPlan:
+    """The order of a job's training data. Raises `DataError`."""
+    split = prepared.split("train")
+    assert split is not None  # `prepare` refuses an empty training set
+    return DataPlan(split, plan_settings(spec, shuffle=True, mixture=_mixture(spec.data, split)))
 
 
 def _check_logits_fit(spec: JobSpec, vocab_size: int) -> None:
@@ -148,7 +164,23 @@ def _check_logits_fit(spec: JobSpec, vocab_size: int) -> None:
         )
 
 
-def plan_settings(spec: JobSpec, shuffle: bool) -> PlanSettings:
+def _mixture(data: DataSpec, split: Split) -> Mixture | None:
+    """None where nothing is weighted: every sample comes once an epoch. Raises `DataError` for a
+    part of which nothing can be trained."""
+    if isinstance(data.train, str) or all(isinstance(source, str) for source in data.train):
+        return None
+    weights = [1.0 if isinstance(source, str) else source.weight for source in data.train]
+    empty = [number for number in range(len(weights)) if not any(split.parts[number : number + 1])]
+    if empty:
+        raise DataError(
+            f"data.train has {len(weights)} parts, and number {empty[0] + 1} leaves nothing to "
+            "train on. Leave it out, or check data.overlong and data.train_on.",
+            part=empty[0],
+        )
+    return Mixture(data.mixture_by, tuple(weights))
+
+
+def plan_settings(spec: JobSpec, shuffle: bool, mixture: Mixture | None = None) -> PlanSettings:
     return PlanSettings(
         seq_len=spec.data.seq_len,
         global_batch_size=spec.training.global_batch_size,
@@ -156,13 +188,8 @@ def plan_settings(spec: JobSpec, shuffle: bool) -> PlanSettings:
         packing=spec.data.packing,
         shuffle=shuffle,
         seed=spec.training.seed,
+        mixture=mixture,
     )
-
-
-def _training_split(prepared: Prepared) -> Any:
-    split = prepared.split("train")
-    assert split is not None  # `prepare` refuses an empty training set
-    return split
 
 
 def _found_in(prepared: Prepared, num_training_steps: int) -> Facts:
@@ -178,6 +205,8 @@ def _found_in(prepared: Prepared, num_training_steps: int) -> Facts:
 
 def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:
     settings = plan_settings(spec, shuffle=False)
+    if spec.data.eval_packing != "auto":
+        settings = replace(settings, packing=spec.data.eval_packing)
     splits = {name: prepared.split(name) for name in ("validation", "test")}
     return {name: (split.path, settings) for name, split in splits.items() if split is not None}
 

@@ -36,6 +36,7 @@ def events() -> list[dict[str, Any]]:
     """50 steps and a failure; from 40 to 45 and another; from 40 to 60; then smaller, to 70."""
     return [
         {"kind": "job", "time": 0.0, "pid": 1},
+        {"kind": "data", "time": 0.0, "step": 0, "metrics": {"data/tokens": 12.0}},
         attempt(0, "start", 4),
         *steps(1, 50, 1000.0),
         evaluation(50, 9.0),
@@ -71,6 +72,7 @@ def test_the_summary_counts_redone_steps_once(events: list[dict[str, Any]]) -> N
         seconds_resizing=0.0,
         steps_skipped=0,
         damages=0,
+        data={"tokens": 12},
         samples_missing=1,
         samples_duplicated=2,
         mlflow_run_id="r",
