@@ -39,6 +39,28 @@ def connected(cluster: LocalCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("connected")
+def test_a_notice_that_comes_too_late_costs_no_more_than_a_crash(
+    cluster: LocalCluster,
+    start: Callable[..., WatchedJob],
+    faults: Faults,
+    undisturbed: dict[int, float],
+) -> None:
+    job = start("late", {"elastic": {"max_workers": 3}}, faults.spec(hold=[6]))
+    job.wait_for("hold", lambda: faults.is_held(6, num_workers=3))
+    lost = faults.node_of(6, rank=1)
+    cluster.drain(lost, within_s=0.5)
+    time.sleep(0.5)  # the workers are held: nobody has answered by then
+    cluster.kill(lost)
+    faults.release(6)
+    job.wait_for_workers(2)
+    cluster.add_node()
+    outcome = job.outcome()
+    check(outcome, steps_lost=outcome.summary.steps_lost, restarts=1)
+    assert outcome.summary.steps_lost <= 2  # since the checkpoint of step 4
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+
+
+@pytest.mark.usefixtures("connected")
 def test_a_node_may_be_drained_die_and_come_and_no_step_is_lost(
     cluster: LocalCluster,
     start: Callable[..., WatchedJob],
