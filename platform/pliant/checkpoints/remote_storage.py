@@ -4,7 +4,6 @@ Credentials come from the environment, as the file system's own library reads th
 tried again with growing waits; what is read is kept in a cache that the ranks of a node share.
 """
 
-import functools
 import hashlib
 import logging
 import os
@@ -27,8 +26,8 @@ from pliant.checkpoints.storage import (
     full_disk_told,
     missing,
 )
-from pliant.errors import UserError
 from pliant.files import file_lock, replacing
+from pliant.filesystems import file_system
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +183,10 @@ class RemoteStorage:
 
     @property
     def _system(self) -> Any:
-        return _file_system(self.uri)[0]
+        return file_system(self.uri)[0]
 
     def _path(self, name: str) -> str:
-        return _joined(_file_system(self.uri)[1], self.folder, name)
+        return _joined(file_system(self.uri)[1], self.folder, name)
 
     def _retried(self, action: Callable[[], T]) -> T:
         return retried(action, self.waits_s)
@@ -222,29 +221,6 @@ class RemoteStorage:
             replacing(path) as target,
         ):
             return copy_and_digest(source, target)
-
-
-@functools.cache
-def _file_system(uri: str) -> tuple[Any, str]:
-    """pyarrow's file system of a URI and the path within it, opened once in a process."""
-    from pyarrow import ArrowInvalid
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
-
-    try:
-        return FileSystem.from_uri(uri)
-    except ArrowInvalid:
-        pass  # a scheme that fsspec may know
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError) as error:
-        raise UserError(
-            f"{uri} names a file system that cannot be opened: {error}. Use a path, s3://bucket/"
-            "prefix, gs://bucket/prefix, or install the fsspec package of that name.",
-            uri=uri,
-        ) from None
-    return PyFileSystem(FSSpecHandler(system)), path
 
 
 def _joined(*parts: str) -> str:

@@ -1,7 +1,6 @@
 """Files on this machine's disk or in a remote file system, compressed or not, opened alike."""
 
 import errno
-import functools
 import io
 import os
 import re
@@ -15,6 +14,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import pyarrow as pa
 
 from pliant.errors import DataError, NoSpace
+from pliant.filesystems import file_system
 
 Compression = Literal["gzip", "zstd"]
 
@@ -135,28 +135,6 @@ def seekable(place: Place) -> Iterator[IO[bytes]]:
             ) from None
         spool.seek(0)
         yield spool
-
-
-@functools.cache
-def file_system(uri: str) -> tuple[Any, str]:
-    """pyarrow's file system of a URI and the path within it, opened once in a process."""
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
-
-    try:
-        return cast(tuple[Any, str], FileSystem.from_uri(uri))
-    except pa.ArrowInvalid:
-        pass  # a scheme that fsspec may know
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(uri)
-    except (ValueError, ImportError) as error:
-        raise DataError(
-            f"{uri} names a file system that cannot be opened: {error}. Use a path, s3://bucket/"
-            "prefix, gs://bucket/prefix, or install the fsspec package of that name.",
-            uri=uri,
-        ) from None
-    return PyFileSystem(FSSpecHandler(system)), path
 
 
 def _buffered(raw: Any, buffer_bytes: int) -> BinaryIO:

@@ -10,7 +10,7 @@ import pytest
 from fakes.source_files import ENDINGS, message_of, records_of, written
 from pliant.data.sources import Chunk, checksum, find_files, places, read_chunk
 from pliant.data.sources.places import Place
-from pliant.errors import DataError, NoSpace
+from pliant.errors import DataError, NoSpace, UserError
 
 RECORDS = [{"text": f"record {i}"} for i in range(10)]
 
@@ -62,7 +62,8 @@ def test_a_remote_file_is_shown_by_its_uri(bucket):
 def test_what_is_not_there_is_named(bucket):
     assert "There is no file memory://bucket/none.jsonl" in message_of("memory://bucket/none.jsonl")
     assert "No file matches memory://bucket/*.jsonl" in message_of("memory://bucket/*.jsonl")
-    assert "nonsense://a names a file system that cannot be opened" in message_of("nonsense://a")
+    with pytest.raises(UserError, match=r"nonsense://a names a file system that cannot be opened"):
+        find_files("nonsense://a", "data.train", "auto", None)
 
 
 def test_remote_checksums_are_honoured(bucket):
