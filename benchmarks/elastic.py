@@ -46,7 +46,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "runs" / "bench"
-NUM_NODES = 3
+NUM_NODES = 2
 CPUS_PER_WORKER = 2
 """A node has as many, so that it holds one worker; reading data has the head's CPU."""
 SAVE_EVERY = 10

@@ -36,6 +36,8 @@ IN_FLIGHT = 2
 ASK_TIMEOUT_S = 3.0
 """To list what it holds; a node that was just lost answers nothing."""
 BLOCK_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0
+"""The first block waits until the holder's process is up."""
 NO_NODE = "here"
 """The name of the node where Ray does not run."""
 
@@ -262,6 +264,7 @@ class Pusher:
         holder = ray.get_actor(holder_name(self._job, self._node), namespace=NAMESPACE)
         ledger = Path(part.ledger).read_bytes()[: part.ledger_bytes]
         content = np.memmap(part.file, dtype=np.uint8, mode="r")
+        limit_s = BLOCK_TIMEOUT_S if self._attempts else START_TIMEOUT_S
         calls = []
         for offset in range(0, len(content), BLOCK_BYTES):
             if self._closed:
@@ -269,9 +272,9 @@ class Pusher:
             block = np.array(content[offset : offset + BLOCK_BYTES])
             calls.append(holder.write.remote(part, offset, block))
             if len(calls) == IN_FLIGHT:
-                ray.get(calls.pop(0), timeout=BLOCK_TIMEOUT_S)
-        ray.get(calls, timeout=BLOCK_TIMEOUT_S)
-        ray.get(holder.finish.remote(part, ledger), timeout=BLOCK_TIMEOUT_S)
+                ray.get(calls.pop(0), timeout=limit_s)
+        ray.get(calls, timeout=limit_s)
+        ray.get(holder.finish.remote(part, ledger), timeout=limit_s)
         if part.attempt in self._attempts:  # the one before it is complete by now
             holder.remove_before.remote(part.attempt)
         self._attempts.add(part.attempt)

@@ -1,14 +1,14 @@
 """`pliant data`: what it prints of a store, and its exit codes."""
 
 import json
-import pickle
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+from fakes.preparing import prepare_here
 from pliant.cli.main import main
-from pliant.data import prepare as preparing
 
 CHATS = [
     {
@@ -23,13 +23,8 @@ CHATS = [
 
 @pytest.fixture
 def prepared_here(monkeypatch):
-    """Chunks are tokenized in this process, one after the other: no Ray is started."""
-
-    def rows(unfinished, recipe, path):
-        for task in unfinished:
-            yield preparing._run_task({"task": pickle.dumps(task)}, recipe, path)
-
-    monkeypatch.setattr(preparing, "_rows", rows)
+    """No Ray is started."""
+    prepare_here(monkeypatch)
     monkeypatch.setattr("pliant.cluster.session.ray_session", _no_session)
 
 
@@ -103,7 +98,7 @@ def test_verifying_names_what_is_damaged(job, capsys):
     code, verified, _ = told(capsys, "verify", *job)
     assert code == 0
     assert "whole, " in verified
-    store = preparing.Path(json.loads(out)["path"])
+    store = Path(json.loads(out)["path"])
     shard = next((store / "train").glob("*.arrow"))
     content = bytearray(shard.read_bytes())
     content[-20] ^= 1
@@ -148,7 +143,7 @@ def test_stats_describe_lengths_filling_and_gains(job, capsys, tmp_path):
 
 def test_drift_is_measured_against_the_data_of_an_earlier_run(job, capsys, tmp_path):
     _, out, _ = told(capsys, "prepare", *job, "--json")
-    key = preparing.Path(json.loads(out)["path"]).name
+    key = Path(json.loads(out)["path"]).name
     earlier = tmp_path / "runs" / "earlier"
     earlier.mkdir()
     (earlier / "manifest.json").write_text(json.dumps({"data": {"key": key}}))
