@@ -116,7 +116,13 @@ def test_mlflow_holds_what_the_journal_holds(undisturbed: Outcome) -> None:
     assert record.data.params["training.lr"] == "0.01"
     assert record.data.params["deepspeed.zero_stage"] == "1"
     artifacts = {artifact.path for artifact in client.list_artifacts(run_id)}
-    assert {"loss.png", "manifest.json", "resolved.yaml", "summary.json"} <= artifacts
+    assert {
+        "lengths.png",
+        "loss.png",
+        "manifest.json",
+        "resolved.yaml",
+        "summary.json",
+    } <= artifacts
 
 
 def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_nothing_else(

@@ -13,14 +13,18 @@ from pliant.checkpoints.manifest import Manifest
 from pliant.checkpoints.places import Places, places_of
 from pliant.data.feeder import BlockGrid
 from pliant.data.ledger import Audit, audit
-from pliant.errors import CheckpointDamaged, JobError, PliantError
+from pliant.data.statistics import histogram
+from pliant.data.store import Split
+from pliant.errors import CheckpointDamaged, DataError, JobError, PliantError
 from pliant.tracking import Journal, Summary, loss_plot, read_summary, summarize, write_summary
 from pliant.tracking.mlflow_tracker import JOURNAL_FILE
+from pliant.tracking.plots import lengths_plot
 from pliant.training.holders import stop_holders
 from pliant.training.worker import WorkerTask
 
 TRACKING_DEADLINE_S = 30.0
 RUN_ID_DEADLINE_S = 5.0
+PICTURES = ("loss.png", "lengths.png")
 NOTHING_CHECKED = Audit(steps=0, missing=0, duplicated=0, misplaced=0)
 
 
@@ -69,9 +73,10 @@ def conclude(
     try:
         write_summary(run_dir / "summary.json", summary)
         loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
-    except OSError as failure:
+        _draw_lengths(Split(task.grid.split_path), run_dir / "lengths.png")
+    except (OSError, DataError) as failure:
         error = error or _unwritten(run_dir, checkpoint, failure)
-    for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", "loss.png"):
+    for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", *PICTURES):
         ray.get(recorder.artifact.remote(run_dir / name))
     status = {"FINISHED": "FINISHED", "INTERRUPTED": "KILLED"}.get(state, "FAILED")
     unsent = ray.get(recorder.finish.remote(status, TRACKING_DEADLINE_S))
@@ -85,10 +90,16 @@ def conclude(
     return Outcome(summary, run_dir, uri, error, unsent)
 
 
-def _unwritten(run_dir: Path, checkpoint: Manifest | None, failure: OSError) -> JobError:
+def _draw_lengths(split: Split, path: Path) -> None:
+    """How long the training samples are, in tokens."""
+    found = histogram(split.samples)
+    lengths_plot(found.edges, found.counts, int(split.lengths.max()), path)
+
+
+def _unwritten(run_dir: Path, checkpoint: Manifest | None, failure: Exception) -> JobError:
     kept = f"the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint"
     return JobError(
-        f"The job's summary could not be written to {run_dir}: {failure.strerror or failure}. "
+        f"The job's summary could not be written to {run_dir}: {getattr(failure, 'strerror', None) or failure}. "
         f"There is {kept}. Make room and start the job again: it goes on from there, or only sums "
         "up."
     )

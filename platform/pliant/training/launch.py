@@ -25,7 +25,6 @@ from pliant.checkpoints.places import check_usable, places_of
 from pliant.data.account import TokenAccount
 from pliant.data.feeder import start_feeder, stop_feeder
 from pliant.data.prepare import Report
-from pliant.data.statistics import histogram
 from pliant.data.store import Prepared
 from pliant.elastic.ray_adapter import (
     Elasticity,
@@ -42,7 +41,6 @@ from pliant.errors import Interrupted, JobError, PliantError, UserError
 from pliant.files import file_lock, write_atomically
 from pliant.spec import JobSpec
 from pliant.spec.elastic import ElasticSpec
-from pliant.tracking.plots import lengths_plot
 from pliant.tracking.redaction import recordable
 from pliant.training.conclusion import Outcome, StopSignal, conclude, finished_before
 from pliant.training.planning import check_plugins, plan_job
@@ -95,10 +93,8 @@ def run_job(spec: JobSpec, runs_dir: Path, display: Display, stop: StopSignal) -
         write_atomically(run_dir / "spec.yaml", _yaml(manifest["spec"]))
         write_atomically(run_dir / "resolved.yaml", _yaml(manifest["resolved"]))
         display.say(_start_line(task.spec))
-        _draw_lengths(plan.prepared, run_dir / "lengths.png")
         recorder = start_recorder(run_dir, task.spec, uri, _tags(manifest))
         recorder.append.remote(_data_event(plan.account))
-        recorder.artifact.remote(run_dir / "lengths.png")
         start_feeder(spec.name, task.grid)
         try:
             error = _run_workers(task, recorder, display, stop)
@@ -302,15 +298,6 @@ def _data_line(prepared: Prepared) -> str:
 def _data_event(account: TokenAccount) -> dict[str, Any]:
     figures = {f"data/{name}": float(count) for name, count in account.figures().items()}
     return {"kind": "data", "step": 0, "metrics": figures}
-
-
-def _draw_lengths(prepared: Prepared, path: Path) -> None:
-    """How long the training samples are; a job does not fail for want of a picture."""
-    split = prepared.split("train")
-    assert split is not None
-    found = histogram(split.samples)
-    with suppress(OSError):
-        lengths_plot(found.edges, found.counts, int(split.lengths.max()), path)
 
 
 def _tags(manifest: dict[str, Any]) -> dict[str, str]:
