@@ -97,9 +97,10 @@ def _draw_lengths(split: Split, path: Path) -> None:
 
 
 def _unwritten(run_dir: Path, checkpoint: Manifest | None, failure: Exception) -> JobError:
+    problem = getattr(failure, "strerror", None) or failure
     kept = f"the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint"
     return JobError(
-        f"The job's summary could not be written to {run_dir}: {getattr(failure, 'strerror', None) or failure}. "
+        f"The job's summary could not be written to {run_dir}: {problem}. "
         f"There is {kept}. Make room and start the job again: it goes on from there, or only sums "
         "up."
     )
