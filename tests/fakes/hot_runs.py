@@ -1,6 +1,7 @@
 """Runs that take snapshots, end without a word, and go on; what `test_hot_state` runs in each
 rank."""
 
+import os
 import shutil
 import threading
 from collections import namedtuple
@@ -30,6 +31,7 @@ def on_two_ranks(root: Path) -> dict[str, Any]:
         "killed": killed,
         "later": later(root, RUNS[1]),
         "torn": _torn(root / "torn"),
+        "altered": _altered(root / "altered"),
         "full_disk": _full_disk(root / "full disk"),
         "closed": _closed_while_saving(root / "closed"),
         "resized": _resized(root / "resized"),
@@ -63,7 +65,7 @@ def _until_killed(run_dir: Path) -> dict[str, Any]:
         return found | {"final": _state(run)}
 
 
-def _torn(run_dir: Path) -> dict[str, Any]:
+def _torn(run_dir: Path, at: int = 0) -> dict[str, Any]:
     """The newest snapshot of rank 1 is no file of tensors any more."""
     _until_killed(run_dir)
     dist.barrier()
@@ -71,10 +73,16 @@ def _torn(run_dir: Path) -> dict[str, Any]:
         roots = Roots.of(run_dir, (run_dir / KEY_FILE).read_text())
         newest = next(p for p in snapshot.find(roots.paths) if p.rank == 1 and p.age == (1, HOT))
         with Path(newest.file).open("r+b") as file:
+            file.seek(at, os.SEEK_END if at else os.SEEK_SET)
             file.write(b"\xff" * 64)
     dist.barrier()
     with run_of(tiny_spec(), run_dir, hot_every=1, change=scramble) as run:
         return {"step": run.progress.step, "damage": run.state.damage}
+
+
+def _altered(run_dir: Path) -> dict[str, Any]:
+    """The last numbers in the newest snapshot of rank 1 are other ones."""
+    return _torn(run_dir, at=-64)
 
 
 def _full_disk(run_dir: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.places import open_storage
+from pliant.checkpoints.places import is_outage, open_storage
 from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import age
 from pliant.errors import CheckpointDamaged, CheckpointMismatch
@@ -110,6 +110,11 @@ def _damage(
         storage.check(stated.file, stated.size_bytes, stated.sha256 if digests else "")
     except CheckpointDamaged as error:
         return error
+    except OSError as error:
+        if is_outage(storage, error):
+            raise
+        place = storage.place(stated.file)
+        return CheckpointDamaged(f"{place} cannot be read: {error.strerror or error}.", path=place)
     return None
 
 

@@ -26,6 +26,7 @@ from pliant.checkpoints.storage import (
     full_disk_told,
     missing,
 )
+from pliant.errors import PliantError
 from pliant.files import file_lock, replacing
 from pliant.filesystems import file_system
 
@@ -189,7 +190,7 @@ class RemoteStorage:
         return _joined(file_system(self.uri)[1], self.folder, name)
 
     def _retried(self, action: Callable[[], T]) -> T:
-        return retried(action, self.waits_s)
+        return retried(lambda: _with_os_errors(action), self.waits_s)
 
     def _create(self, name: str) -> Any:
         """A stream to write. An object store has no directories; other file systems want them."""
@@ -221,6 +222,16 @@ class RemoteStorage:
             replacing(path) as target,
         ):
             return copy_and_digest(source, target)
+
+
+def _with_os_errors(action: Callable[[], T]) -> T:
+    """Clients of object stores raise errors of their own, which may pass like any other."""
+    try:
+        return action()
+    except (OSError, PliantError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _joined(*parts: str) -> str:

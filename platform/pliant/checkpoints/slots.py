@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pliant.checkpoints import safetensors_format
+from pliant.checkpoints.digests import chosen, partial_digests
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import Chunk
 from pliant.checkpoints.snapshot import (
@@ -149,7 +150,9 @@ class LedgerLog:
         content = b"".join(
             np.array([step, len(ids), *ids], dtype="<i8").tobytes() for step, ids in entries
         )
-        self._file.write(content)
+        view = memoryview(content)
+        while view:  # where room runs out, a part may be written
+            view = view[self._file.write(view) :]
         self.size_bytes += len(content)
 
     def restart(self, entries: Entries) -> None:
@@ -190,12 +193,14 @@ class Slots:
         self._keeps_latest = keeps_latest
         self._slots: list[Slot] = []
         self._latest: Slot | None = None
+        self._tensors: dict[str, int] = {}
         self._changed = threading.Condition()
         self._recyclable = _recyclable(root, attempt, rank, layout.size_bytes)
         self.ledger = LedgerLog(self.directory, rank)
 
     def describe(self, description: Description) -> None:
         """Once, before the first record."""
+        self._tensors = description.tensors
         size_bytes, chunks = self.layout.size_bytes, self.layout.chunks
         write_description(self.directory, self._rank, description, size_bytes, chunks)
 
@@ -212,8 +217,17 @@ class Slots:
         return slot
 
     def record(self, slot: Slot, moment: Moment) -> None:
-        """From now on the slot counts."""
-        write_record(slot.record, moment, self.ledger.path.name, self.ledger.size_bytes)
+        """From now on the slot counts. The record has digests of some tensors, by which state that
+        was put together from it is checked."""
+        digests = partial_digests(self.parts(slot), chosen(self._tensors, moment.step))
+        write_record(slot.record, moment, self.ledger.path.name, self.ledger.size_bytes, digests)
+
+    def parts(self, slot: Slot) -> list[Fragment]:
+        """What lies in a slot."""
+        return [
+            Fragment(*_kind_and_name(chunk.key), chunk.start, 0, view)
+            for chunk, view in zip(self.layout.chunks, list(slot.views), strict=False)
+        ]
 
     @property
     def latest(self) -> Slot | None:
@@ -280,3 +294,8 @@ def _recyclable(root: Path, attempt: int, rank: int, size_bytes: int) -> list[tu
         for path in directory.glob(f"rank-{rank:05d}.slot-*.safetensors")
         if path.stat().st_size == size_bytes
     )
+
+
+def _kind_and_name(key: str) -> tuple[Any, str]:
+    kind, _, name = key.partition("/")
+    return kind, name

@@ -25,7 +25,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.checkpoints.digests import added, stated
 from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
 from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.storage import SPARE_SHARE, no_space
@@ -84,6 +85,8 @@ class Part:
     chunks: tuple[Chunk, ...]
     ledger: str
     ledger_bytes: int
+    digests: dict[str, int]
+    """What this rank's fragments add to the digests of some tensors."""
     node: str = ""
     """Whose holder serves it; "" for this node."""
 
@@ -128,6 +131,7 @@ def read_part(record: Path) -> Part:
     body = json.loads(record.read_bytes())
     size_bytes, chunks = common.pop("size_bytes"), common.pop("chunks")
     ledger, ledger_bytes = record.parent / body.pop("ledger"), body.pop("ledger_bytes")
+    digests = body.pop("digests")
     file = record.with_suffix(".safetensors")
     if file.stat().st_size != size_bytes or ledger.stat().st_size < ledger_bytes:
         raise ValueError(f"{file} or {ledger} is short")
@@ -142,6 +146,7 @@ def read_part(record: Path) -> Part:
         chunks=tuple(Chunk(**chunk) for chunk in chunks),
         ledger=str(ledger),
         ledger_bytes=ledger_bytes,
+        digests=digests,
     )
 
 
@@ -172,7 +177,7 @@ class Copies:
         log_path = path.with_suffix(".ledger")
         log_path.write_bytes(ledger)
         write_description(path.parent, part.rank, part.description, part.size_bytes, part.chunks)
-        write_record(record_of(path), part.moment, log_path.name, len(ledger))
+        write_record(record_of(path), part.moment, log_path.name, len(ledger), part.digests)
 
     def remove_before(self, attempt: int) -> None:
         remove_before(self._node.parent, attempt, self._node.name)
@@ -227,6 +232,7 @@ class Hot:
             identity=common.identity,
             optimizer=moment.optimizer,
             progress=moment.progress,
+            digests=stated(added(part.digests for part in self.parts)),
             files=tuple(
                 RankFile(files[part.rank], part.size_bytes, "", part.chunks)
                 for part in self.parts
@@ -287,8 +293,11 @@ def write_description(
     _write(directory / f"rank-{rank:05d}.json", body)
 
 
-def write_record(path: Path, moment: Moment, ledger: str, ledger_bytes: int) -> None:
-    _write(path, asdict(moment) | {"ledger": ledger, "ledger_bytes": ledger_bytes})
+def write_record(
+    path: Path, moment: Moment, ledger: str, ledger_bytes: int, digests: Mapping[str, int]
+) -> None:
+    facts = {"ledger": ledger, "ledger_bytes": ledger_bytes, "digests": dict(digests)}
+    _write(path, asdict(moment) | facts)
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

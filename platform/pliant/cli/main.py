@@ -67,7 +67,11 @@ def run(
     console = console_for(as_json)
     display = TerminalDisplay(console)
     job = run_smoke if smoke else run_job
-    with ray_session(address, logical_cpus(spec), verbose), stopped_by_signals() as stop:
+    with (
+        stopped_by_signals() as stop,
+        ray_session(address, logical_cpus(spec), verbose),
+        stopped_by_signals(stop),  # Ray has put handlers of its own in their place
+    ):
         try:
             outcome = job(spec, directory, display, stop)
         finally:
@@ -253,8 +257,10 @@ def logical_cpus(spec: JobSpec) -> int:
 class stopped_by_signals:  # noqa: N801 - reads as a statement
     """Within it, SIGINT and SIGTERM ask for a stop; a second one ends the process."""
 
+    def __init__(self, event: threading.Event | None = None) -> None:
+        self._event = event or threading.Event()
+
     def __enter__(self) -> threading.Event:
-        self._event = threading.Event()
         self._before: dict[int, Any] = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)

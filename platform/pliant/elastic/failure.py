@@ -5,7 +5,7 @@ Pure decisions over the failures of a job, oldest first.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,14 +140,15 @@ def exclude_nodes(
     settings: ElasticSpec,
     history: Sequence[Failure],
     broken: Mapping[str, str],
-    alive: Collection[str],
+    room: Mapping[str, int],
     now_s: float,
     num_needed: int = 1,
 ) -> Exclusions:
-    """Which of the nodes `alive` to leave out of the next worker group.
+    """Which of the living nodes to leave out of the next worker group.
 
-    `broken` names nodes that failed a health check and says why. At least `num_needed` nodes stay:
-    those with broken hardware go first, then those with the most failures.
+    `room` is how many workers each node could hold if nothing ran there; `broken` names nodes that
+    failed a health check and says why. Those with broken hardware go first, then those with the
+    most failures, as long as the others have room for `num_needed` workers.
     """
     counts = Counter(
         node
@@ -157,16 +158,17 @@ def exclude_nodes(
     )
     reasons = {
         node: broken.get(node) or f"worker deaths there within a day: {counts[node]}"
-        for node in alive
+        for node in room
         if node in broken or counts[node] >= settings.max_node_failures
     }
-    worst_first = sorted(reasons, key=lambda node: (node not in broken, -counts[node], node))
-    num_left_out = min(len(reasons), max(0, len(alive) - num_needed))
-    left_out = worst_first[:num_left_out]
-    return Exclusions(
-        left_out={node: reasons[node] for node in left_out},
-        kept={node: reasons[node] for node in worst_first[num_left_out:]},
-    )
+    left_out: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    there = sum(room.values())
+    for node in sorted(reasons, key=lambda node: (node not in broken, -counts[node], node)):
+        can_go = there - room[node] >= num_needed
+        (left_out if can_go else kept)[node] = reasons[node]
+        there -= room[node] if can_go else 0
+    return Exclusions(left_out, kept)
 
 
 def _is_deterministic(failures: Sequence[Failure]) -> bool:

@@ -18,6 +18,10 @@ MEMORY = 50
 SILENT_S = 10.0
 """Beats come every second: a rank not heard of for so long is stopped, or its interpreter is."""
 
+SELDOM: tuple[Phase, ...] = ("evaluation", "checkpoint")
+"""Phases that are over at once in most steps, and take long in some: what they usually take says
+nothing of how long they may."""
+
 AWAY_S = 5.0
 """A watch that was not looked at for so long was itself held up, and what it did not hear in that
 time tells nothing of the ranks."""
@@ -115,8 +119,10 @@ class Hangs:
         return max(self._floor_s(phase), self._settings.hang_factor * usual_s)
 
     def _floor_s(self, phase: Phase) -> float:
-        """Starting, compiling in the first step, and what was never seen before take their time."""
-        is_warm = phase in self._usual and self._steps_done >= self._world_size
+        """Starting, compiling in the first step, what was never seen before and what comes seldom
+        take their time."""
+        is_known = phase in self._usual and phase not in SELDOM
+        is_warm = is_known and self._steps_done >= self._world_size
         floor_s = self._settings.hang_floor_s
         return floor_s if is_warm else max(floor_s, self._settings.hang_start_s)
 

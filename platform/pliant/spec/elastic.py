@@ -63,7 +63,8 @@ class ElasticSpec(Section):
     hang_factor: Float = Field(10.0, gt=1)
     """Beyond the floor, a rank is hung when a phase takes so many times its usual time."""
     hang_start_s: Float = Field(600.0, gt=0)
-    """The floor before an attempt's first step is done, and for a phase never seen before."""
+    """The floor before an attempt's first step is done, for a phase never seen before, for a batch
+    of an evaluation, and for a checkpoint that training waits for."""
     alarm_after_s: Float = Field(900.0, gt=0)
     """An alarm is raised when no new step was done for this long."""
     straggler_factor: Float = Field(1.3, gt=1)

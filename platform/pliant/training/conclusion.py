@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 import ray
 
 from pliant.checkpoints import reader
@@ -51,13 +52,17 @@ def conclude(
     """Everything that is left to do once the workers have ended."""
     run_dir = task.run_dir
     places = places_of(run_dir, task.spec.checkpoint.storage)
-    stop_holders(task.spec.name, run_dir)
     checkpoint, checked = None, NOTHING_CHECKED
     try:
         checkpoint = newest_manifest(places)
         checked = check_ledger(places, task.grid, checkpoint)
     except CheckpointDamaged as damage:
         error = error or damage
+    except (OSError, pa.ArrowException) as problem:
+        error = error or JobError(
+            f"The checkpoints in {places.checkpoints.place()} could not be looked at: {problem}. "
+            "Start the job again once they can be read."
+        )
     state, reason = _verdict(task, checkpoint, error, checked, stop)
     ray.get(recorder.append.remote({"kind": "end", "state": state, "reason": reason}))
     run_id = ray.get(recorder.run_id.remote(RUN_ID_DEADLINE_S))
@@ -81,6 +86,9 @@ def conclude(
     status = {"FINISHED": "FINISHED", "INTERRUPTED": "KILLED"}.get(state, "FAILED")
     unsent = ray.get(recorder.finish.remote(status, TRACKING_DEADLINE_S))
     ray.kill(recorder)
+    is_on_disk = (checkpoint.step if checkpoint else 0) >= summary.steps
+    if is_on_disk or state != "INTERRUPTED":  # else the next start goes on from memory
+        stop_holders(task.spec.name, run_dir)
     if error is None and state == "FAILED":
         error = JobError(reason or "The job failed.")
     if error is not None and "details" in error.facts:

@@ -104,6 +104,18 @@ def join(job: str, roots: Roots, slots: Slots) -> "Pusher | None":
     return Pusher(job, target, slots)
 
 
+def can_be_reached(job: str) -> bool:
+    """Whether ranks of the next group find this node's snapshots: there is a holder that serves
+    them, or no other node that a rank could be on."""
+    if not ray.is_initialized() or len(_nodes_for_workers()) < 2:
+        return True
+    try:
+        ray.get_actor(holder_name(job, own_node()), namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 def _nodes_for_workers() -> list[str]:
     """Living nodes with room for workers; a head that has none is not filled with snapshots."""
     return [

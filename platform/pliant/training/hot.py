@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,11 +41,18 @@ class Snapshots:
         self._step = -1
         self._num_taken = 0
 
-    def take(self, fragments: list[Fragment], moment: Moment, is_hot: bool) -> float | None:
+    def take(
+        self,
+        fragments: list[Fragment],
+        moment: Moment,
+        is_hot: bool,
+        write_ledger: Callable[[], None],
+    ) -> float | None:
         """Takes the snapshot of a step; the seconds it took, or None where that says little of the
         next one. Does nothing where it was taken before.
 
-        Raises `OSError` where there is no room, on this rank alone.
+        Raises `OSError` where there is no room, on this rank alone, for the snapshot or for what
+        `write_ledger` writes. The others are told in any case: all of them wait for it.
         """
         if moment.step == self._step:
             return None
@@ -52,6 +60,7 @@ class Snapshots:
         slot = None
         try:
             began, num_made = time.perf_counter(), self.slots.num_made
+            write_ledger()
             slot = self.slots.take(owned(fragments), moment.step)
             if is_hot:
                 self.slots.record(slot, moment)

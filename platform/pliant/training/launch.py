@@ -211,6 +211,7 @@ def _policy_settings(elastic: ElasticSpec) -> PolicySettings:
         elastic.pause_s,
         elastic.start_timeout_s,
         elastic.handshake_timeout_s,
+        elastic.hang_start_s,
     )
 
 

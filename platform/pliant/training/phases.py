@@ -129,6 +129,11 @@ class Phases:
             elif phase == "collective":
                 self._device.end()
 
+    def again(self, batch: StepBatch) -> StepBatch:
+        """The present phase begins anew with this batch, which is handed back."""
+        self.enter(self.phase)
+        return batch
+
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
         """The phase, and then the one before again."""

@@ -92,7 +92,7 @@ class Recorder:
             places,
             prune=lambda _: prune(places.checkpoints, policy, places.ledger),
             tell=lambda event: self.record([event]),
-            observed=lambda: (self._num_failures, time.time() - self._began),
+            observed=lambda: (self._num_failures, max(time.time() - self._began, 0.0)),
         )
         self._withheld: set[int] = {e["step"] for e in earlier if e["kind"] == "rewind"}
         self._broken: dict[str, str] = {}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pliant.checkpoints import digests
-from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.slots import Slot, Slots
 from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import store_rank_file
@@ -83,6 +82,8 @@ class Saver:
                 report = replace(report, **self._stored(save.slot, report))
         except (OSError, PliantError) as error:
             report = replace(report, error=error)
+        except Exception as error:  # the thread must live: training waits for its slots
+            report = replace(report, error=OSError(f"{type(error).__name__}: {error}"))
         finally:
             if save.slot is not None:
                 self._slots.release(save.slot)
@@ -97,20 +98,14 @@ class Saver:
             return Answer("failed", 0, JobError(f"The checkpoint could not be reported: {error}"))
 
     def _stored(self, slot: Slot, report: RankSaved) -> dict[str, Any]:
-        chunks = self._slots.layout.chunks
         keys = digests.chosen(report.manifest.tensors, report.manifest.step)
-        parts: list[Fragment] = [
-            Fragment(*_kind_and_name(chunk.key), chunk.start, 0, view)
-            for chunk, view in zip(chunks, list(slot.views), strict=False)
-        ]
         return {
-            "digests": digests.partial_digests(parts, keys),
+            "digests": digests.partial_digests(self._slots.parts(slot), keys),
             "file": store_rank_file(
-                self._storage, report.directory, report.rank, slot.path, chunks
+                self._storage,
+                report.directory,
+                report.rank,
+                slot.path,
+                self._slots.layout.chunks,
             ),
         }
-
-
-def _kind_and_name(key: str) -> tuple[Any, str]:
-    kind, _, name = key.partition("/")
-    return kind, name

@@ -238,13 +238,15 @@ class TrainingState:
         snapshots = self._open()
         new = self._ledger.take()
         self._entries += new
-        if self._has_let_go:
+
+        def write_ledger() -> None:
+            log = snapshots.slots.ledger
+            is_begun_anew, self._has_let_go = self._has_let_go, True  # should it fail half-way
+            log.restart(self._entries) if is_begun_anew else log.append(new)
             self._has_let_go = False
-            snapshots.slots.ledger.restart(self._entries)
-        else:
-            snapshots.slots.ledger.append(new)
+
         moment = self._contents.moment(progress)
-        stall_s = snapshots.take(self._contents.fragments(), moment, self._is_hot)
+        stall_s = snapshots.take(self._contents.fragments(), moment, self._is_hot, write_ledger)
         if stall_s is not None:
             self.cadence.stalled(stall_s)
 
@@ -290,7 +292,8 @@ class TrainingState:
         if not self._is_hot:
             return False
         error = caught(lambda: self._take(progress))
-        is_safe = self._is_hot and not isinstance(error, BaseException)
+        is_taken = self._is_hot and not isinstance(error, BaseException)
+        is_safe = is_taken and holders.can_be_reached(self._run_dir.name)
         return all(gather(is_safe and self._snapshots and self._snapshots.has(progress.step)))
 
     # Saving
@@ -360,9 +363,11 @@ def _check_together(source: Source, told: list[Any]) -> None:
     """What all ranks have read, put together. Raises `CheckpointDamaged`."""
     if first_error(told) is not None:
         return
+    whole = digests.added(parts for _, parts in told)
     if source.checkpoint is not None:
-        digests.check(source.checkpoint.manifest, digests.added(parts for _, parts in told))
+        digests.check(source.checkpoint.manifest, whole)
     if source.hot is not None:
+        digests.check(source.hot.manifest({}, ()), whole)
         recorded: set[int] = set().union(*(steps for steps, _ in told))
         missing = set(range(source.base.step, source.hot.age[1])) - recorded
         if missing:

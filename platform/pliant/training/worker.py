@@ -240,9 +240,8 @@ def _train(
     recorder = moments.recorder
     reporter = Reporter(recorder, wish) if place.rank == 0 else None
     report = reporter.report if reporter else (lambda event: None)
-    evaluate = Evaluate(
-        engine, partial(_held_out, task, shape, place), spec.training.eval_every, report
-    )
+    held_out = partial(_held_out, task, shape, place, phases)
+    evaluate = Evaluate(engine, held_out, spec.training.eval_every, report)
     save = SaveCheckpoints(state, evaluate.metrics, report)
     callbacks: list[Callback] = [KeepLedger(ledger)]
     if reporter:
@@ -262,13 +261,15 @@ def _train(
     try:
         ask = reporter.wish if reporter else (lambda: Wish.NONE)
         progress, wish = train(engine, batches, callbacks, progress, ask)
-        if wish in (Wish.RESIZE, Wish.DRAIN):
-            state.just_in_time(progress, durable=wish is Wish.DRAIN)
-            raise Yielded(progress.step)
-        save.save(progress, wait=True)
+        with phases.during("checkpoint"):
+            if wish in (Wish.RESIZE, Wish.DRAIN):
+                state.just_in_time(progress, durable=wish is Wish.DRAIN)
+                raise Yielded(progress.step)
+            save.save(progress, wait=True)
         if progress.step == spec.training.steps:
-            evaluate.evaluate(progress)
-            evaluate.test(progress)
+            with phases.during("evaluation"):
+                evaluate.evaluate(progress)
+                evaluate.test(progress)
     finally:
         if reporter:
             reporter.close()
@@ -280,13 +281,16 @@ def open_stream(task: WorkerTask, shape: BatchShape, place: Place, first: int) -
 
 
 def _held_out(
-    task: WorkerTask, shape: BatchShape, place: Place, name: str
+    task: WorkerTask, shape: BatchShape, place: Place, phases: Phases, name: str
 ) -> Iterable[StepBatch] | None:
-    """One pass over a held-out split; None where the data has none of that name."""
+    """One pass over a held-out split, each batch of which counts as progress; None where the data
+    has none of that name."""
     if name not in task.held_out:
         return None
     path, settings = task.held_out[name]
-    return evaluation_batches(DataPlan(Split(path), settings), task.grid.pad_id, shape, place)
+    plan = DataPlan(Split(path), settings)
+    batches = evaluation_batches(plan, task.grid.pad_id, shape, place)
+    return (phases.again(batch) for batch in batches)
 
 
 def _blocks(job: str) -> BlockSource:

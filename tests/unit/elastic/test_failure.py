@@ -129,6 +129,9 @@ def test_errors_of_the_machine_are_told_from_errors_of_the_code():
     assert not is_hardware("KeyError: 'specc error'")
 
 
+ROOM = {"a": 1, "b": 1, "c": 1}
+
+
 def test_a_node_on_which_workers_die_repeatedly_is_left_out_and_comes_back_after_a_day():
     settings = ElasticSpec(max_node_failures=2)
     history = [
@@ -136,9 +139,9 @@ def test_a_node_on_which_workers_die_repeatedly_is_left_out_and_comes_back_after
         for t, nodes in [(0.0, ("a", "a")), (100.0, ("a", "b")), (200.0, ())]
     ]
     asked = Failure(150.0, 5, 5, "drained", kind="preemption", nodes=("b",))
-    found = exclude_nodes(settings, [*history, asked], {}, {"a", "b", "c"}, now_s=300.0)
+    found = exclude_nodes(settings, [*history, asked], {}, ROOM, now_s=300.0)
     assert found == Exclusions({"a": "worker deaths there within a day: 2"}, {})
-    later = exclude_nodes(settings, history, {}, {"a", "b", "c"}, now_s=DAY_S + 50.0)
+    later = exclude_nodes(settings, history, {}, ROOM, now_s=DAY_S + 50.0)
     assert later == Exclusions({}, {})
 
 
@@ -146,15 +149,34 @@ def test_a_node_with_broken_hardware_is_left_out_at_once_and_before_others():
     settings = ElasticSpec(max_node_failures=1)
     history = [Failure(0.0, 5, 5, "died", nodes=("a",))] * 3
     broken = {"b": "H200 number 0: 2 new uncorrectable memory errors", "gone": "not alive"}
-    both = exclude_nodes(settings, history, broken, {"a", "b", "c"}, now_s=1.0)
+    both = exclude_nodes(settings, history, broken, ROOM, now_s=1.0)
     assert set(both.left_out) == {"a", "b"}
     assert both.left_out["b"] == broken["b"]
-    one = exclude_nodes(settings, history, broken, {"a", "b", "c"}, now_s=1.0, num_needed=2)
+    one = exclude_nodes(settings, history, broken, ROOM, now_s=1.0, num_needed=2)
     assert (set(one.left_out), set(one.kept)) == ({"b"}, {"a"})
+
+
+@pytest.mark.parametrize(
+    ("room", "num_needed", "left_out"),
+    [
+        ({"a": 4, "b": 4}, 4, {"a"}),
+        ({"a": 4, "b": 4}, 5, set()),  # the job would wait for ever
+        ({"a": 4, "b": 2, "c": 2}, 4, {"a"}),
+        ({"a": 8, "c": 1}, 1, {"a"}),
+    ],
+)
+def test_a_node_stays_where_the_others_have_no_room_for_the_fewest_workers(
+    room, num_needed, left_out
+):
+    settings = ElasticSpec(max_node_failures=1)
+    history = [Failure(0.0, 5, 5, "died", nodes=("a",))]
+    found = exclude_nodes(settings, history, {}, room, now_s=1.0, num_needed=num_needed)
+    assert set(found.left_out) == left_out
+    assert set(found.kept) == {"a"} - left_out
 
 
 def test_the_only_node_is_kept_and_named():
     settings = ElasticSpec(max_node_failures=1)
     history = [Failure(0.0, 5, 5, "died", nodes=("a",))]
-    found = exclude_nodes(settings, history, {}, {"a"}, now_s=1.0)
+    found = exclude_nodes(settings, history, {}, {"a": 1}, now_s=1.0)
     assert found == Exclusions({}, {"a": "worker deaths there within a day: 1"})

@@ -60,12 +60,22 @@ def test_where_all_wait_in_one_collective_all_are_killed():
 
 def test_a_rank_that_takes_its_usual_time_is_not_hung_however_long_the_others_wait():
     group = trained()
-    group.steps(3, checkpoint=30.0)
+    group.steps(3, checkpoint=70.0)
     group.enter("collective", 1, 2)
     group.enter("checkpoint", 0)
-    assert group.wait(299.0) == []  # ten times the usual 30 s
+    assert group.wait(699.0) == []  # ten times the usual 70 s
     kills = [kill for kill in group.wait(10.0) if isinstance(kill, Kill)]
     assert [kill.ranks for kill in kills] == [(0,)]
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
+def test_what_comes_seldom_may_take_long_though_it_is_over_at_once_in_most_steps(phase):
+    group = trained()
+    group.steps(20, **{phase: 0.000002})
+    group.enter(phase)
+    assert group.wait(599.0) == []  # elastic.hang_start_s
+    kills = [kill for kill in group.wait(10.0) if isinstance(kill, Kill)]
+    assert [kill.ranks for kill in kills] == [(0, 1, 2)]
 
 
 def test_the_floor_and_the_factor_are_settings():

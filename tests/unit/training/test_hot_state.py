@@ -67,6 +67,12 @@ def test_a_torn_snapshot_is_gone_back_behind_and_counted(two):
     assert "cannot be read" in sentence
 
 
+def test_a_snapshot_with_other_numbers_in_it_is_not_trained_on(two):
+    assert [rank["altered"]["step"] for rank in two] == [HOT - 1, HOT - 1]
+    (sentence,) = two[0]["altered"]["damage"]
+    assert "was loaded with the digest" in sentence
+
+
 def test_a_full_disk_raises_an_alarm_and_saving_resumes(two):
     events = two[0]["full_disk"]["events"]
     assert events == [("alarm", 1), ("checkpoint", 2), ("note", 2), ("checkpoint", 3)]

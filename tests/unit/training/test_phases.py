@@ -60,6 +60,16 @@ def test_a_step_is_told_once_with_its_seconds_in_each_phase(phases, clock):
     assert phases.beat().steps == ()
 
 
+def test_each_batch_of_an_evaluation_begins_its_phase_anew(phases, clock):
+    with phases.during("evaluation"):
+        for batch in ("one", "two"):
+            clock.now += 40.0
+            assert phases.again(batch) == batch
+            assert (phases.beat().phase, phases.beat().phase_s) == ("evaluation", 0.0)
+    phases.step_done(8)
+    assert phases.beat().steps == (StepTimes(8, {"evaluation": 80.0, "data": 0.0}),)
+
+
 def test_the_start_lasts_until_training_goes_on_and_belongs_to_no_step(clock):
     phases = Phases(MEMBER, clock)
     clock.now += 30.0

@@ -46,6 +46,8 @@ class Failures(FailurePolicy):
         self._pool = pool
         self._recorder = recorder
         self._history: list[Failure] = []
+        self._kept: set[str] = set()
+        policy.choose_excluded = self._leave_nodes_out
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         if has_yielded(training_failed_error):
@@ -77,7 +79,6 @@ class Failures(FailurePolicy):
         self._policy.not_before = time.monotonic() + decision.delay_s
         if decision.delay_s:
             self._pool.note(decision.reason)
-        self._leave_nodes_out()
         return FailureDecision.RETRY
 
     def _failure(
@@ -97,12 +98,22 @@ class Failures(FailurePolicy):
         )
 
     def _leave_nodes_out(self) -> None:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        broken = self._policy.orders.broken
-        exclusions = exclude_nodes(self._settings, self._history, broken, alive, time.time())
-        for node, reason in exclusions.left_out.items():
-            if node not in self._policy.excluded:
-                self._pool.note(f"node {node[:8]} is left out: {reason}")
+        """Called whenever a group is to be formed: nodes come back, break and go meanwhile."""
+        exclusions = exclude_nodes(
+            self._settings,
+            self._history,
+            self._policy.orders.broken,
+            self._policy.room_by_node(),
+            time.time(),
+            self._settings.min_workers,
+        )
+        for node in exclusions.left_out.keys() - self._policy.excluded:
+            self._pool.note(f"node {node[:8]} is left out: {exclusions.left_out[node]}")
+        for node in exclusions.kept.keys() - self._kept:
+            self._pool.note(
+                f"node {node[:8]} is needed all the same, though {exclusions.kept[node]}"
+            )
+        self._kept = set(exclusions.kept)
         self._policy.excluded = set(exclusions.left_out)
 
 

@@ -1,7 +1,7 @@
 """Tells Ray Train's controller when to form a group, and of how many workers."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,8 @@ class PolicySettings:
     """How long workers that are to join may take to get ready."""
     handshake_timeout_s: float
     """How long the workers may take to make their state safe when the size is to change."""
+    hang_start_s: float
+    """How long a group may take from its start until it trains."""
 
 
 class ElasticPolicy(ScalingPolicy):
@@ -84,7 +86,11 @@ class ElasticPolicy(ScalingPolicy):
         self._orders_ref: Any = None
         self.excluded: set[str] = set()
         """Nodes on which no worker shall run from now on."""
+        self.choose_excluded: Callable[[], None] = lambda: None
+        """Sets `excluded`, before a group is formed."""
         self._is_first = True
+        self._ended_start = 0.0
+        """When the group began that was ended because it did not come to train."""
         self._waits_since: float | None = None
         self._said = ""
         self._looked_at = 0.0
@@ -105,6 +111,7 @@ class ElasticPolicy(ScalingPolicy):
             return NoopDecision()
         self._waits_since = self._waits_since or now
         self.orders = replace(self._read_orders(wait=True), kill=())  # of a group that is over
+        self.choose_excluded()
         decision = decide_start(
             self._settings.bounds,
             self.orders.wanted,
@@ -131,7 +138,10 @@ class ElasticPolicy(ScalingPolicy):
         now = time.monotonic()
         if self._pending is not None:
             return self._hurry(now)
-        if now - self._looked_at < LOOK_EVERY_S or not orders.is_training:
+        if not orders.is_training:
+            self._end_a_start_that_hangs(worker_group_state, now)
+            return NoopDecision()
+        if now - self._looked_at < LOOK_EVERY_S:
             return NoopDecision()
         self._looked_at = now
         current = worker_group_state.num_workers
@@ -147,6 +157,18 @@ class ElasticPolicy(ScalingPolicy):
                 resize.num_workers, resize.reason, resize.leaves_node
             )
         return NoopDecision()
+
+    def _end_a_start_that_hangs(self, group: Any, now: float) -> None:
+        """Beats begin with training; until then only the clock can tell. One process that ends is
+        enough: the group fails, and the restart budget counts it."""
+        limit_s = self._settings.hang_start_s
+        if now - group.start_time > limit_s and self._ended_start != group.start_time:
+            self._ended_start = group.start_time
+            self._pool.note(
+                f"the workers have not begun to train within {limit_s:g} s "
+                "(elastic.hang_start_s); the group is ended as after a crash"
+            )
+            ray.kill(group.workers[0].actor)
 
     def _may_begin(self, resize: Resize, current: int) -> bool:
         """Before the group grows, the workers that are to join it get ready beside it."""
@@ -200,6 +222,22 @@ class ElasticPolicy(ScalingPolicy):
         view = look(self.excluded, lost)
         self._pool.avoid = self._pool.nodes() - view.free.keys()
         return view
+
+    def room_by_node(self) -> dict[str, int]:
+        """How many workers each living node could hold, if nothing ran there; those that could hold
+        none are left out."""
+        room = {
+            str(node["NodeID"]): int(
+                min(node["Resources"].get(name, 0) // each for name, each in self._needs.items())
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        return {node: count for node, count in room.items() if count}
+
+    @property
+    def _needs(self) -> dict[str, float]:
+        return {name: each for name, each in self._per_worker.items() if each}
 
     def _count_possible(self, view: ClusterView) -> int:
         """Workers that fit there, those that have a place included."""
