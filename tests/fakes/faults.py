@@ -16,6 +16,7 @@ import ray
 import torch
 
 from pliant.batch import StepBatch
+from pliant.checkpoints import storage
 from pliant.files import write_atomically
 from pliant.training.engine import StepResult, nll_sum
 from pliant.training.progress import Progress
@@ -35,6 +36,8 @@ class Faults:
         """Changes to a spec that bring the faults about:
 
         hold=[steps]    every worker waits when it has done the step, until `release`
+        kill_saving=(r, s)  rank r gets SIGKILL while it stores its part of the checkpoint of step
+                        s, once in the job's life: a part of the file is written
         freeze=(r, s)   rank r stops its own process when step s is done, once in the job's life
         pace_s=s        every step takes so much longer
         nan=s           the loss of step s is not a number, the first time
@@ -73,6 +76,8 @@ class Strikes:
 
     def __init__(self) -> None:
         self._kinds = _kinds()
+        if "kill_saving" in self._kinds:
+            storage.copy_and_digest = _dying_copy  # type: ignore[assignment]
 
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
         _done["step"] = progress.step
@@ -114,6 +119,21 @@ def _hold(where: int | str) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"the test did not release {where}")
         time.sleep(0.02)
+
+
+_copy = storage.copy_and_digest
+
+
+def _dying_copy(source: Any, target: Any) -> storage.StoredFile:
+    """As the real one, but where the fault strikes: half of the file is there by then."""
+    rank, step = _kinds()["kill_saving"]
+    is_meant = f"step-{step:08d}" in str(target.name) and int(os.environ["RANK"]) == rank
+    if is_meant and _is_first("killed while saving"):
+        content = source.read()
+        target.write(content[: len(content) // 2])
+        target.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _copy(source, target)
 
 
 def _is_first(what: str) -> bool:

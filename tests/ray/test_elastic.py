@@ -11,6 +11,8 @@ import pytest
 
 from fakes.faults import Faults
 from fakes.watched import NEWS_S, STEPS, WatchedJob, check, losses
+from pliant.checkpoints.reader import committed
+from pliant.checkpoints.writer import age
 from pliant.errors import Interrupted, UserError
 from pliant.files import write_atomically
 from pliant.training import wanted
@@ -81,6 +83,21 @@ def test_a_job_that_is_resized_goes_on_where_it_was_whatever_happens_meanwhile(
     assert alone < three
     assert two < three
     assert not last & two
+
+
+def test_a_worker_that_is_killed_while_it_saves_leaves_no_checkpoint_of_that_step(
+    start: Start, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    job = start("saving", faults.spec(kill_saving=(0, 8)))
+    outcome = job.outcome()
+    check(outcome, restarts=1, steps_lost=outcome.summary.steps_lost, world_sizes=(2,))
+    assert outcome.summary.steps_lost <= 1
+    assert "the worker of rank 0 died" in " ".join(job.lines)
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    saved = [age(name) for name in committed(job.run_dir / "checkpoints")]
+    assert (1, 8) not in saved
+    assert (2, STEPS) in saved
+    assert not list((job.run_dir / "checkpoints").rglob("*.tmp"))
 
 
 def ask_for(job: WatchedJob, num_workers: int, faults: Faults, held_at: int) -> None:
