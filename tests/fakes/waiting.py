@@ -10,7 +10,7 @@ from pliant.elastic.beats import Phase
 from pliant.training.phases import Member, Phases, marked_collectives
 from pliant.training.progress import Progress
 
-SLEEP_S = 0.5
+SLEEP_S = 1.5
 
 
 def steps_beside_a_sleeper(stage: int) -> tuple[int, dict[Phase, float]]:

@@ -236,6 +236,7 @@ def test_a_second_sender_waits_for_the_first(make_tracker: MakeTracker, uri: str
     first.start()
     first.journal.append(step(1, 1.0))
     wait_until(lambda: first.run_id is not None and first.unsent() == 1)
+    wait_until(lambda: history(uri, first.run_id, "loss") == [(1, 1.0)])
     second = make_tracker(journal=first.journal)
     second.start()
     assert second.finish("FAILED", 0.5) == 1
