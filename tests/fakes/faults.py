@@ -72,7 +72,8 @@ class Faults:
 
 
 class Strikes:
-    """The callback. It comes after pliant's own: the step is recorded and its snapshot taken."""
+    """The callback. It comes before pliant's own snapshot: the step is recorded, and a worker that
+    is lost while it is held has the snapshot of the step before."""
 
     def __init__(self) -> None:
         self._kinds = _kinds()

@@ -9,6 +9,7 @@ import logging
 import queue
 import re
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +37,7 @@ IN_FLIGHT = 2
 ASK_TIMEOUT_S = 3.0
 """To list what it holds; a node that was just lost answers nothing."""
 BLOCK_TIMEOUT_S = 30.0
+LOOK_EVERY_S = 0.2
 START_TIMEOUT_S = 180.0
 """The first block waits until the holder's process is up."""
 NO_NODE = "here"
@@ -264,7 +266,7 @@ class Pusher:
                 self._send(snapshot.read_part(slot.record))
                 self._failed = False
             except (RayError, OSError, ValueError) as error:
-                if not self._failed:
+                if not self._failed and not self._closed:
                     log.warning(
                         "A snapshot could not be sent to node %s: %s", self._node[:8], _brief(error)
                     )
@@ -276,20 +278,31 @@ class Pusher:
         holder = ray.get_actor(holder_name(self._job, self._node), namespace=NAMESPACE)
         ledger = Path(part.ledger).read_bytes()[: part.ledger_bytes]
         content = np.memmap(part.file, dtype=np.uint8, mode="r")
-        limit_s = BLOCK_TIMEOUT_S if self._attempts else START_TIMEOUT_S
-        calls = []
+        calls: list[Any] = []
         for offset in range(0, len(content), BLOCK_BYTES):
             if self._closed:
                 return
             block = np.array(content[offset : offset + BLOCK_BYTES])
             calls.append(holder.write.remote(part, offset, block))
             if len(calls) == IN_FLIGHT:
-                ray.get(calls.pop(0), timeout=limit_s)
-        ray.get(calls, timeout=limit_s)
-        ray.get(holder.finish.remote(part, ledger), timeout=limit_s)
+                self._await(calls.pop(0))
+        for call in [*calls, holder.finish.remote(part, ledger)]:
+            self._await(call)
         if part.attempt in self._attempts:  # the one before it is complete by now
             holder.remove_before.remote(part.attempt)
         self._attempts.add(part.attempt)
+
+    def _await(self, call: Any) -> None:
+        """Raises `OSError` where the holder takes too long, or where there is no time for it any
+        more."""
+        limit_s = BLOCK_TIMEOUT_S if self._attempts else START_TIMEOUT_S
+        end = time.monotonic() + limit_s
+        while not ray.wait([call], timeout=LOOK_EVERY_S)[0]:
+            if self._closed:
+                raise OSError("the attempt is over")
+            if time.monotonic() > end:
+                raise OSError(f"its holder has not answered for {limit_s:g} s")
+        ray.get(call)
 
 
 def _brief(error: BaseException) -> str:
