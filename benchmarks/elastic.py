@@ -26,262 +26,25 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
-from io import StringIO
-from itertools import pairwise
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import figures
-import plain_ray
-import ray
+from nodes import Nodes, nodes_of, wait_for
 from pace import PACE_S
-from ray.cluster_utils import Cluster
+from recoveries import STAGES, Moment, Recovery, recovery
 from rich.console import Console
 from rich.table import Table
+from sides import NUM_NODES, SAVE_EVERY, Plain, Pliant, Side
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "runs" / "bench"
-NUM_NODES = 2
-CPUS_PER_WORKER = 2
-"""A node has as many, so that it holds one worker; reading data has the head's CPU."""
-SAVE_EVERY = 10
-SEQ_LEN, ROWS = plain_ray.SEQ_LEN, plain_ray.GLOBAL_BATCH
-"""A step takes a fraction of a second, so that what is compared is the recovery."""
 SETTLE_S, SETTLE_STEPS = 25.0, SAVE_EVERY + 1
 """Faults are so far apart: spares have been filled up again, and a checkpoint was made."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
-
-STAGES = {
-    "detected": "detection",
-    "decided": "decision",
-    "process started": "process start",
-    "group up": "group set-up",
-    "imports done": "imports",
-    "engine ready": "engine",
-    "loaded": "load",
-    "step": "first step",
-}
-"""Moments in their order, and the stage that each one ends. A side that does not tell a moment has
-its time counted in the next stage."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Something that a side wrote down."""
-
-    time: float
-    """Unix seconds."""
-    what: str
-    rank: int | None = None
-    pid: int | None = None
-    world: int | None = None
-    step: int = 0
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """From a fault to the next optimizer step."""
-
-    total_s: float
-    pause_s: float
-    """The longest time without a step on the way: what a change that was planned costs."""
-    stages: dict[str, float]
-
-
-def recovery(moments: list[Moment], since: float, world: int | None) -> Recovery | None:
-    """What happened after `since` until the first step of a group, of size `world` where that is
-    given; None where it has not come to that yet. A moment that every rank tells, or that comes
-    again because an attempt failed, counts when it comes last; a fault is detected once."""
-    after = sorted((m for m in moments if m.time > since), key=lambda moment: moment.time)
-    loaded = [m for m in after if m.what == "loaded" and world in (None, m.world)]
-    steps = [m for m in after if loaded and m.what == "step" and m.time >= loaded[0].time]
-    if not steps:
-        return None
-    end = steps[0].time
-    ends = {moment.what: moment.time for moment in after if moment.time <= end}
-    detected = [moment.time for moment in after if moment.what == "detected"]
-    ends |= {"detected": detected[0]} if detected else {}
-    stages, before = {}, since
-    for what, stage in STAGES.items():
-        if what in ends:
-            stages[stage] = max(0.0, ends[what] - before)
-            before = max(before, ends[what])
-    return Recovery(end - since, longest_pause(moments, since, end), stages)
-
-
-def longest_pause(moments: list[Moment], since: float, end: float) -> float:
-    """Between two steps, of which the second came after `since`."""
-    steps = sorted({m.time for m in moments if m.what == "step" and m.time <= end})
-    return max(b - a for a, b in pairwise(steps) if b > since)
-
-
-class Side(Protocol):
-    """A way to train, in a process of its own."""
-
-    name: str
-
-    def command(self, address: str, folder: Path) -> list[str]: ...
-
-    def moments(self, folder: Path) -> list[Moment]: ...
-
-
-@dataclass
-class Plain:
-    """`plain_ray`."""
-
-    zero_stage: int
-    tuned: bool = True
-    name: str = "plain"
-
-    def command(self, address: str, folder: Path) -> list[str]:
-        return [
-            *(sys.executable, str(ROOT / "benchmarks" / "plain_ray.py"), "--address", address),
-            *("--workers", str(NUM_NODES - 1), str(NUM_NODES), "--save-every", str(SAVE_EVERY)),
-            *("--events", str(folder / "events.jsonl"), "--storage", str(folder / "storage")),
-            *("--zero-stage", str(self.zero_stage), "--cpus-per-worker", str(CPUS_PER_WORKER)),
-            *([] if self.tuned else ["--defaults"]),
-        ]
-
-    def moments(self, folder: Path) -> list[Moment]:
-        keep = ("time", "what", "rank", "pid", "world", "step")
-        return [
-            Moment(**{key: event[key] for key in keep if key in event})
-            for event in read_lines(folder / "events.jsonl")
-        ]
-
-
-@dataclass
-class Pliant:
-    """`pliant run` with the demo's model."""
-
-    name: str = "pliant"
-    job: str = "bench-elastic"
-
-    TIMELINE = {  # noqa: RUF012 - constant
-        "decided": "decided",
-        "workers are there": "process started",
-        "process group is set up": "group up",
-        "worker begins": "imports done",
-        "engine is ready": "engine ready",
-    }
-    """pliant's words and ours."""
-
-    def command(self, address: str, folder: Path) -> list[str]:
-        settings = (
-            f"name={self.job}",
-            "training.steps=100000",
-            "training.eval_every=100000",
-            f"checkpoint.every={SAVE_EVERY}",
-            f"data.seq_len={SEQ_LEN}",
-            f"training.global_batch_size={ROWS}",
-            "training.callbacks=[pace.Pace]",
-            "elastic.drills=[]",
-            f"elastic.min_workers={NUM_NODES - 1}",
-            f"elastic.max_workers={NUM_NODES}",
-            "elastic.max_restarts=100",
-            "elastic.max_node_failures=100",
-            f"resources.cpus_per_worker={CPUS_PER_WORKER}",
-        )
-        return [
-            *(sys.executable, "-m", "pliant", "run", str(ROOT / "jobs" / "specs" / "demo.yaml")),
-            *("--address", address, "--runs-dir", str(folder)),
-            *(part for setting in settings for part in ("--set", setting)),
-        ]
-
-    def moments(self, folder: Path) -> list[Moment]:
-        events = read_lines(folder / self.job / "events.jsonl")
-        return [moment for event in events if (moment := self._moment(event)) is not None]
-
-    def _moment(self, event: dict[str, Any]) -> Moment | None:
-        what = {
-            "restart": "detected",
-            "resize": "detected",
-            "attempt": "loaded",
-            "step": "step",
-            "timeline": self.TIMELINE.get(event.get("what", ""), ""),
-        }.get(event["kind"], "")
-        if not what:
-            return None
-        return Moment(
-            time=event["time"],
-            what=what,
-            rank=event.get("rank"),
-            pid=event.get("pid"),
-            world=event.get("world_size"),
-            step=event.get("step", 0),
-        )
-
-    def ask(self, num_workers: int) -> None:
-        """What `pliant resize` does once its interpreter is up."""
-        recorder = ray.get_actor(f"recorder-{self.job}", namespace="pliant")
-        ray.get(recorder.want_workers.remote(num_workers))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file that is being written to."""
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines if line]
-
-
-@dataclass
-class Nodes:
-    """A cluster on this machine."""
-
-    cluster: Cluster
-    nodes: list[Any] = field(default_factory=list)
-
-    def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=CPUS_PER_WORKER))
-
-    def lose(self) -> None:
-        """The newest node's processes get SIGKILL."""
-        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
-
-    def fill_up(self) -> None:
-        while len(self.nodes) < NUM_NODES:
-            self.add()
-
-    def wait_until_free(self) -> None:
-        """Nothing of the job before is left."""
-        wait_for(lambda: ray.available_resources().get("CPU") == NUM_NODES * CPUS_PER_WORKER + 1)
-
-
-@contextmanager
-def nodes_of(tuned: bool) -> Iterator[Nodes]:
-    # Ray insists on its own temporary folder, whatever folder it is given.
-    Path("/tmp/ray").mkdir(exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="bench-", dir="/tmp")
-    niceness = "0" if tuned else "15"
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_ENABLE_AUTO_CONNECT": "0",
-        "RAY_worker_niceness": niceness,
-    }
-    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
-    if tuned:
-        head["_system_config"] = plain_ray.TUNED_CLUSTER
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
-    # Ray prints a page for every node that is lost.
-    with redirect_stdout(StringIO()):
-        try:
-            ray.init(address=cluster.address, namespace="pliant", log_to_driver=False)
-            nodes = Nodes(cluster)
-            nodes.fill_up()
-            yield nodes
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
@@ -448,14 +211,6 @@ def stage_table(found: Found) -> Table:
         pause = statistics.median(one.pause_s for one in found[name])
         table.add_row(name, *(f"{share:.2f}" for share in shares), spread, f"{pause:.2f}")
     return table
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    end = time.time() + limit_s
-    while not condition():
-        if time.time() > end:
-            raise TimeoutError(f"waited {limit_s:.0f} s for {condition}")
-        time.sleep(0.05)
 
 
 def main() -> None:
