@@ -85,6 +85,8 @@ class Slot:
         """Of the snapshot in it; -1 where there is none."""
         self.pins = 0
         """How many still read from it."""
+        self.digests: dict[str, int] | None = None
+        """Once they were computed."""
         self.record.unlink(missing_ok=True)
         self._memory = _mapped(path, layout.size_bytes)
         self._memory[: len(layout.header)] = layout.header
@@ -100,7 +102,7 @@ class Slot:
         return record_of(self.path)
 
     def fill(self, fragments: Sequence[Fragment], step: int) -> None:
-        self.step = -1
+        self.step, self.digests = -1, None
         self.record.unlink(missing_ok=True)
         for view, fragment in zip(self.views, fragments, strict=True):
             view.copy_(fragment.tensor)
@@ -219,15 +221,18 @@ class Slots:
     def record(self, slot: Slot, moment: Moment) -> None:
         """From now on the slot counts. The record has digests of some tensors, by which state that
         was put together from it is checked."""
-        digests = partial_digests(self.parts(slot), chosen(self._tensors, moment.step))
-        write_record(slot.record, moment, self.ledger.path.name, self.ledger.size_bytes, digests)
+        ledger = self.ledger
+        write_record(slot.record, moment, ledger.path.name, ledger.size_bytes, self.digests(slot))
 
-    def parts(self, slot: Slot) -> list[Fragment]:
-        """What lies in a slot."""
-        return [
-            Fragment(*_kind_and_name(chunk.key), chunk.start, 0, view)
-            for chunk, view in zip(self.layout.chunks, list(slot.views), strict=False)
-        ]
+    def digests(self, slot: Slot) -> dict[str, int]:
+        """What this rank adds to the digests of the tensors that are chosen for the slot's step."""
+        if slot.digests is None:
+            parts = [
+                Fragment(*_kind_and_name(chunk.key), chunk.start, 0, view)
+                for chunk, view in zip(self.layout.chunks, list(slot.views), strict=False)
+            ]
+            slot.digests = partial_digests(parts, chosen(self._tensors, slot.step))
+        return slot.digests
 
     @property
     def latest(self) -> Slot | None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pliant.checkpoints import digests
 from pliant.checkpoints.slots import Slot, Slots
 from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import store_rank_file
@@ -98,14 +97,10 @@ class Saver:
             return Answer("failed", 0, JobError(f"The checkpoint could not be reported: {error}"))
 
     def _stored(self, slot: Slot, report: RankSaved) -> dict[str, Any]:
-        keys = digests.chosen(report.manifest.tensors, report.manifest.step)
+        chunks = self._slots.layout.chunks
         return {
-            "digests": digests.partial_digests(self._slots.parts(slot), keys),
+            "digests": self._slots.digests(slot),
             "file": store_rank_file(
-                self._storage,
-                report.directory,
-                report.rank,
-                slot.path,
-                self._slots.layout.chunks,
+                self._storage, report.directory, report.rank, slot.path, chunks
             ),
         }
