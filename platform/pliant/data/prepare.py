@@ -36,7 +36,7 @@ from pliant.data.tokenizer import (
 )
 from pliant.errors import DataError, NoSpace, UserError
 from pliant.files import file_lock
-from pliant.spec.data import DataSpec, entries
+from pliant.spec.data import DataSpec, paths_of
 from pliant.spec.dotted import load_dotted
 from pliant.spec.job import JobSpec
 from pliant.spec.resolve import overlong_of
@@ -120,7 +120,7 @@ def _decide(data: DataSpec, root: Path) -> _Order:
 def _find_sources(data: DataSpec, corpora: Path) -> Sources:
     named = {"train": data.train, "validation": data.validation, "test": data.test}
     return {
-        split: find_files(entries(source), f"data.{split}", data.format, corpora)
+        split: find_files(paths_of(source), f"data.{split}", data.format, corpora)
         for split, source in named.items()
         if source is not None
     }

@@ -56,11 +56,10 @@ Overlong = Literal["auto", "split", "truncate", "drop", "error"]
 Sources = str | list[str] | list[str | SourceSpec]
 
 
-def entries(sources: Sources) -> str | list[str | tuple[str, float]]:
-    """Sources without the spec's classes: a path, or paths, some with their weight."""
-    if isinstance(sources, str):
-        return sources
-    return [one if isinstance(one, str) else (one.path, one.weight) for one in sources]
+def paths_of(sources: Sources) -> list[str]:
+    """What the sources name, in their order."""
+    listed = [sources] if isinstance(sources, str) else sources
+    return [one if isinstance(one, str) else one.path for one in listed]
 
 
 class DataSpec(Section):

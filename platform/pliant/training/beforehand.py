@@ -6,7 +6,7 @@ import torch
 
 from pliant.data.sources import find_files
 from pliant.spec import JobSpec
-from pliant.spec.data import entries
+from pliant.spec.data import paths_of
 from pliant.spec.resolve import Facts, resolve
 from pliant.training.deepspeed_config import check_extra
 from pliant.training.model import count_beforehand
@@ -40,6 +40,6 @@ def _formats(spec: JobSpec) -> set[str]:
         if source == "stdlib://":
             formats.add("jsonl")
         elif source is not None:
-            files = find_files(entries(source), f"data.{key}", spec.data.format, Path())
+            files = find_files(paths_of(source), f"data.{key}", spec.data.format, Path())
             formats |= {file.format for file in files}
     return formats

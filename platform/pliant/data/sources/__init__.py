@@ -6,13 +6,12 @@ one chunk and writes one shard of each split.
 
 from pliant.data.sources.cutting import cut, read_chunk
 from pliant.data.sources.digests import checksum, sha256_of
-from pliant.data.sources.finding import Entry, find_files
+from pliant.data.sources.finding import find_files
 from pliant.data.sources.parts import Chunk, Format, Record, Row, SourceFile, TextUnit
 from pliant.data.sources.places import Place
 
 __all__ = [
     "Chunk",
-    "Entry",
     "Format",
     "Place",
     "Record",

@@ -11,9 +11,6 @@ from pliant.data.sources.places import COMPRESSIONS, Compression, Place
 from pliant.data.sources.trees import Listed, Tree, open_tree
 from pliant.errors import DataError
 
-Entry = str | tuple[str, float]
-"""A path, glob, directory or URI, and perhaps its weight in a mixture."""
-
 ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -51,22 +48,22 @@ Asked = Format | Literal["auto"]
 
 
 def find_files(
-    source: str | Sequence[Entry], key: str, format: Asked, corpora: Path
+    source: str | Sequence[str], key: str, format: Asked, corpora: Path
 ) -> list[SourceFile]:
     """The files of a data set, in the order of `source` and by name within each entry of it.
 
-    A file that two entries name is there for each. `key` is the spec key that names them; `corpora`
-    is where a corpus that pliant makes itself is kept. Raises `DataError` where nothing is found or
-    a format is unknown.
+    An entry is a path, glob, directory or URI. A file that several name belongs to the first. `key`
+    is the spec key that names them; `corpora` is where a corpus that pliant makes itself is kept.
+    Raises `DataError` where nothing is found or a format is unknown.
     """
-    files = []
-    for origin, entry in enumerate([source] if isinstance(source, str) else source):
-        pattern, weight = (entry, 1.0) if isinstance(entry, str) else entry
+    files: dict[Place, SourceFile] = {}
+    for origin, pattern in enumerate([source] if isinstance(source, str) else source):
         for place, listed, known in _find(pattern, key, format, corpora):
-            files.append(SourceFile(place, listed.name, known, listed.size_bytes, origin, weight))
+            file = SourceFile(place, listed.name, known, listed.size_bytes, origin)
+            files.setdefault(place, file)
     if not files:
         raise DataError(f"{key} is an empty list. Name at least one file.", key=key)
-    return files
+    return list(files.values())
 
 
 _Found = tuple[Place, Listed, Format]

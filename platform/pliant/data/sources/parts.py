@@ -27,9 +27,7 @@ class SourceFile:
     size_bytes: int
     """As it is stored, compressed or not."""
     origin: int = 0
-    """Which entry of the spec's list named it."""
-    weight: float = 1.0
-    """That entry's, in a mixture."""
+    """Which entry of the spec's list named it first."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,9 @@ def test_files_are_found_by_name_glob_directory_and_list(folder):
     assert names(f"file://{folder}/a.jsonl") == ["a.jsonl"]
 
 
-def test_a_file_counts_once_in_each_entry_that_names_it(folder):
-    files = found([str(folder / "a.jsonl"), (str(folder / "**" / "**" / "[ab].jsonl"), 3.0)])
-    assert [(file.name, file.origin, file.weight) for file in files] == [
-        ("a.jsonl", 0, 1.0),
-        ("a.jsonl", 1, 3.0),
-        ("b.jsonl", 1, 3.0),
-    ]
+def test_a_file_counts_once_whoever_names_it(folder):
+    files = found([str(folder / "a.jsonl"), str(folder / "**" / "**" / "[ab].jsonl")])
+    assert [(file.name, file.origin) for file in files] == [("a.jsonl", 0), ("b.jsonl", 1)]
     assert files[0].size_bytes == 2
 
 
