@@ -26,13 +26,9 @@ from trl.data_utils import _pack_bfd
 from pliant.data.packing import best_fit_decreasing
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.store import (
-    LENGTHS,
-    SAMPLES,
     STORE_VERSION,
-    TARGETS,
     Split,
-    fingerprint,
-    write_array,
+    write_index,
     write_manifest,
     write_shard,
 )
@@ -148,12 +144,7 @@ def a_split(path: Path, lengths: Lengths, shard_pieces: int = 65_536) -> Split:
             for n in lengths[begin : begin + shard_pieces]
         ]
         shards.append(write_shard(train / f"shard-{len(shards):05d}.arrow", pieces))
-    write_array(train / LENGTHS, lengths)
-    write_array(train / TARGETS, lengths)
-    write_array(train / SAMPLES, lengths)
-    names = (LENGTHS, TARGETS, SAMPLES)
-    index = [{"file": name, **fingerprint(train / name)} for name in names]
-    splits = {"train": {"pieces": len(lengths), "shards": shards, "index": index}}
+    splits = {"train": write_index(train, shards, lengths, lengths, lengths)}
     write_manifest(path, {"version": STORE_VERSION, "key": "bench", "splits": splits})
     return Split(train)
 

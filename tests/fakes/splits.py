@@ -7,15 +7,11 @@ import numpy as np
 
 from pliant.data.plan import DataPlan
 from pliant.data.store import (
-    LENGTHS,
-    SAMPLES,
     STORE_VERSION,
-    TARGETS,
     Split,
-    fingerprint,
     piece_lengths,
     piece_targets,
-    write_array,
+    write_index,
     write_manifest,
     write_shard,
 )
@@ -79,12 +75,8 @@ def write_split(path: Path, pieces, shard_pieces=10) -> Split:
         write_shard(train / f"shard-{number:05d}.arrow", pieces[begin : begin + shard_pieces])
         for number, begin in enumerate(range(0, len(pieces), shard_pieces))
     ]
-    write_array(train / LENGTHS, piece_lengths(pieces))
-    write_array(train / TARGETS, piece_targets(pieces))
-    write_array(train / SAMPLES, piece_lengths(pieces))
-    names = (LENGTHS, TARGETS, SAMPLES)
-    index = [{"file": name, **fingerprint(train / name)} for name in names]
-    splits = {"train": {"pieces": len(pieces), "shards": shards, "index": index}}
+    lengths = piece_lengths(pieces)
+    splits = {"train": write_index(train, shards, lengths, piece_targets(pieces), lengths)}
     write_manifest(path, {"version": STORE_VERSION, "key": path.name, "splits": splits})
     return Split(train)
 

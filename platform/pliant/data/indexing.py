@@ -7,17 +7,7 @@ import numpy as np
 
 from pliant.data.samples import Task, too_many_bad_rows
 from pliant.data.shards import index_path, read_summary, samples_path
-from pliant.data.store import (
-    LENGTHS,
-    SAMPLES,
-    SPLITS,
-    STORE_VERSION,
-    TARGETS,
-    Manifest,
-    fingerprint,
-    write_array,
-    write_manifest,
-)
+from pliant.data.store import SPLITS, STORE_VERSION, Manifest, write_index, write_manifest
 from pliant.data.tokenizer import Tokenizer
 from pliant.data.tokens import Accounting
 from pliant.errors import DataError
@@ -89,24 +79,12 @@ def _total(summaries: list[dict[str, Any] | None], split: str) -> Accounting:
 def _index_split(
     path: Path, split: str, tasks: list[Task], summaries: list[dict[str, Any] | None]
 ) -> dict[str, Any]:
-    """Write a split's lengths and targets over all its shards; its part of the manifest."""
+    """Put the chunks' parts of a split together; its part of the manifest."""
     shards, parts = [], []
     samples = [np.load(samples_path(path, split, task.number)) for task in tasks]
-    write_array(path / split / SAMPLES, np.concatenate(samples))
     for task, summary in zip(tasks, summaries, strict=True):
         if summary and split in summary["shards"]:
             shards.append(summary["shards"][split])
             parts.append(np.load(index_path(path, split, task.number)))
     lengths, targets = np.concatenate(parts, axis=1)
-    write_array(path / split / LENGTHS, lengths)
-    write_array(path / split / TARGETS, targets)
-    return {
-        "pieces": len(lengths),
-        "tokens": int(lengths.sum(dtype=np.int64)),
-        "targets": int(targets.sum(dtype=np.int64)),
-        "shards": shards,
-        "index": [
-            {"file": name, **fingerprint(path / split / name)}
-            for name in (LENGTHS, TARGETS, SAMPLES)
-        ],
-    }
+    return write_index(path / split, shards, lengths, targets, np.concatenate(samples))

@@ -190,6 +190,27 @@ def write_shard(path: Path, pieces: Sequence[Piece], origin: int = 0) -> dict[st
     return {"file": path.name, "pieces": len(pieces), "origin": origin, **fingerprint(path)}
 
 
+def write_index(
+    split: Path,
+    shards: Sequence[dict[str, Any]],
+    lengths: NDArray[np.int32],
+    targets: NDArray[np.int32],
+    samples: NDArray[np.int32],
+) -> dict[str, Any]:
+    """Write what is known of a split's pieces and samples over all its shards; its part of the
+    manifest."""
+    arrays = {LENGTHS: lengths, TARGETS: targets, SAMPLES: samples}
+    for name, array in arrays.items():
+        write_array(split / name, array)
+    return {
+        "pieces": len(lengths),
+        "tokens": int(lengths.sum(dtype=np.int64)),
+        "targets": int(targets.sum(dtype=np.int64)),
+        "shards": list(shards),
+        "index": [{"file": name, **fingerprint(split / name)} for name in arrays],
+    }
+
+
 def piece_lengths(pieces: Sequence[Piece]) -> NDArray[np.int32]:
     return np.array([len(piece.tokens) for piece in pieces], dtype=np.int32)
 

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 from pliant.data.store import (
-    LENGTHS,
-    SAMPLES,
     STORE_VERSION,
-    TARGETS,
     Split,
-    fingerprint,
     open_store,
     piece_lengths,
     piece_targets,
     replacing,
-    write_array,
+    write_index,
     write_manifest,
     write_shard,
 )
@@ -48,13 +44,8 @@ def store(tmp_path, pieces):
         write_shard(path / "train" / f"shard-{number:05d}.arrow", part, origin=min(number, 2))
         for number, part in parts.items()
     ]
-    write_array(path / "train" / LENGTHS, piece_lengths(pieces))
-    write_array(path / "train" / TARGETS, piece_targets(pieces))
-    write_array(path / "train" / SAMPLES, piece_lengths(pieces))
-    index = [
-        {"file": name, **fingerprint(path / "train" / name)} for name in (LENGTHS, TARGETS, SAMPLES)
-    ]
-    train = {"pieces": len(pieces), "shards": shards, "index": index}
+    lengths = piece_lengths(pieces)
+    train = write_index(path / "train", shards, lengths, piece_targets(pieces), lengths)
     write_manifest(path, {"version": STORE_VERSION, "key": "key", "splits": {"train": train}})
     return path
 
