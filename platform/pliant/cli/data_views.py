@@ -130,7 +130,7 @@ def describe(spec: JobSpec, prepared: Prepared, runs_dir: Path, against: str | N
     split = _train(prepared)
     lengths = np.asarray(split.samples)
     seq_len, window = spec.data.seq_len, spec.data.window
-    splits = prepared.manifest["accounting"]["train"]["samples_truncated"] == 0
+    splits = prepared.manifest["made_from"]["overlong"] == "split"
     sizes = sorted({seq_len // 4, seq_len // 2, seq_len, seq_len * 2, seq_len * 4} - {0, 1})
     fillings = tuple(filling(lengths, size, window, splits) for size in sizes)
     now = next(one for one in fillings if one.seq_len == seq_len)

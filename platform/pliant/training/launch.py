@@ -290,7 +290,7 @@ def _start_line(spec: JobSpec) -> str:
 
 def _data_line(prepared: Prepared) -> str:
     parts = [
-        f"{split['pieces']:,} samples, {split['tokens']:,} tokens for {name}"
+        f"{split['tokens']:,} tokens for {name}"
         for name, split in prepared.manifest["splits"].items()
     ]
     return f"data {prepared.key[:8]}: {'; '.join(parts)}"
