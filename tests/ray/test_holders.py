@@ -2,7 +2,6 @@
 processes of one machine, so a node is lost when it and its directory are gone."""
 
 import shutil
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -45,10 +44,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def one_rank():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -197,6 +197,8 @@ class Slots:
         self._latest: Slot | None = None
         self._tensors: dict[str, int] = {}
         self._changed = threading.Condition()
+        self.replaces_earlier = False
+        """Whether a snapshot of this attempt is safe: those of earlier ones may be written over."""
         self._recyclable = _recyclable(root, attempt, rank, layout.size_bytes)
         self.ledger = LedgerLog(self.directory, rank)
 
@@ -279,8 +281,8 @@ class Slots:
     def _make(self) -> Slot:
         path = self.directory / f"rank-{self._rank:05d}.slot-{len(self._slots)}.safetensors"
         # Fresh pages cost far more than a copy; those of an attempt that is over are here. One
-        # with a record may be all there is, until this attempt's first snapshot is complete.
-        if self._recyclable and (self._slots or not self._recyclable[0][0]):
+        # with a record may be all that there is to go back to.
+        if self._recyclable and (self.replaces_earlier or not self._recyclable[0][0]):
             _, before = self._recyclable.pop(0)
             before.with_suffix(".json").unlink(missing_ok=True)
             with suppress(OSError):

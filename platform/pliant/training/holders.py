@@ -219,10 +219,12 @@ class Pusher:
         self._node = node
         self._slots = slots
         self._closed = False
-        self._attempts: set[int] = set()
+        self._has_sent = False
         self._sent: Slot | None = None
         self._kept: Slot | None = None
         self._failed = False
+        self.is_safe = False
+        """Whether a snapshot of all ranks came through: no earlier attempt's is needed any more."""
         self._busy = threading.Event()
         self._queue: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="pusher")
@@ -249,6 +251,7 @@ class Pusher:
             self._slots.release(done)
         if was_whole:
             self._kept = self._sent
+            self.is_safe |= self._sent is not None
         self._slots.pin(slot)
         self._sent = slot
         self._busy.set()
@@ -288,14 +291,14 @@ class Pusher:
                 self._await(calls.pop(0))
         for call in [*calls, holder.finish.remote(part, ledger)]:
             self._await(call)
-        if part.attempt in self._attempts:  # the one before it is complete by now
+        if self.is_safe:
             holder.remove_before.remote(part.attempt)
-        self._attempts.add(part.attempt)
+        self._has_sent = True
 
     def _await(self, call: Any) -> None:
         """Raises `OSError` where the holder takes too long, or where there is no time for it any
         more."""
-        limit_s = BLOCK_TIMEOUT_S if self._attempts else START_TIMEOUT_S
+        limit_s = BLOCK_TIMEOUT_S if self._has_sent else START_TIMEOUT_S
         end = time.monotonic() + limit_s
         while not ray.wait([call], timeout=LOOK_EVERY_S)[0]:
             if self._closed:

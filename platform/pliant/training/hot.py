@@ -88,17 +88,28 @@ class Snapshots:
         self.slots.close()
 
     def _after(self, slot: Slot | None) -> None:
+        """What earlier attempts left is kept until a snapshot of this one is complete over all
+        ranks; where there is another node, until it has the copies."""
         self._num_taken += 1
-        if self._num_taken == 2:  # by now the first is complete over all ranks
-            for root in self._roots.paths:
-                snapshot.remove_before(root, self._attempt)
-        if self._pusher is not None:
-            busy, failed = self._pusher.is_busy or slot is None, self._pusher.has_failed
-            flags = torch.tensor([busy, failed], dtype=torch.int32, device=self._device)
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-            busy, failed = flags.tolist()
-            if slot is not None and not busy:
-                self._pusher.push(slot, was_whole=not failed)
+        if self._pusher is None:
+            self.slots.replaces_earlier = True  # whoever takes the next knows that all took this
+            if self._num_taken == 2:
+                self._remove_earlier()
+            return
+        busy, failed = self._pusher.is_busy or slot is None, self._pusher.has_failed
+        flags = torch.tensor([busy, failed], dtype=torch.int32, device=self._device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        busy, failed = flags.tolist()
+        if busy or slot is None:
+            return
+        self._pusher.push(slot, was_whole=not failed)
+        if self._pusher.is_safe and not self.slots.replaces_earlier:
+            self.slots.replaces_earlier = True
+            self._remove_earlier()
+
+    def _remove_earlier(self) -> None:
+        for root in self._roots.paths:
+            snapshot.remove_before(root, self._attempt)
 
 
 def open_snapshots(
