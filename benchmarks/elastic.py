@@ -42,8 +42,8 @@ from sides import NUM_NODES, SAVE_EVERY, Plain, Pliant, Side
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "runs" / "bench"
-SETTLE_S, SETTLE_STEPS = 25.0, SAVE_EVERY + 1
-"""Faults are so far apart: spares have been filled up again, and a checkpoint was made."""
+SETTLE_S, SETTLE_STEPS = 10.0, SAVE_EVERY + 1
+"""Faults are at least so far apart: a checkpoint was made."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
 
 
@@ -62,10 +62,13 @@ class Running:
         return self.side.moments(self.folder)
 
     def settle(self, since: float) -> None:
-        """Trains for a while, and on to the step after a checkpoint."""
+        """Trains until it is ready for the next fault, and on to the step after a checkpoint."""
 
         def is_settled() -> bool:
-            steps = [m for m in self.moments() if m.what == "step" and m.time > since]
+            moments = self.moments()
+            if not self.side.is_ready(moments):
+                return False
+            steps = [m for m in moments if m.what == "step" and m.time > since]
             is_after_save = bool(steps) and steps[-1].step % SAVE_EVERY == 1
             is_long_enough = len(steps) > SETTLE_STEPS and time.time() - since > SETTLE_S
             return is_after_save and is_long_enough

@@ -28,6 +28,7 @@ from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.store import (
     STORE_VERSION,
     Split,
+    open_store,
     write_index,
     write_manifest,
     write_shard,
@@ -145,8 +146,12 @@ def a_split(path: Path, lengths: Lengths, shard_pieces: int = 65_536) -> Split:
         ]
         shards.append(write_shard(train / f"shard-{len(shards):05d}.arrow", pieces))
     splits = {"train": write_index(train, shards, lengths, lengths, lengths)}
-    write_manifest(path, {"version": STORE_VERSION, "key": "bench", "splits": splits})
-    return Split(train)
+    write_manifest(
+        path, {"version": STORE_VERSION, "key": "bench", "tokenizer": [], "splits": splits}
+    )
+    split = open_store(path).split("train")
+    assert split is not None
+    return split
 
 
 def main() -> None:

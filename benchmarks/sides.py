@@ -29,6 +29,9 @@ class Side(Protocol):
 
     def moments(self, folder: Path) -> list[Moment]: ...
 
+    def is_ready(self, moments: list[Moment]) -> bool:
+        """Whether it has prepared itself for the next fault."""
+
 
 @dataclass
 class Plain:
@@ -54,6 +57,9 @@ class Plain:
             for event in read_lines(folder / "events.jsonl")
         ]
 
+    def is_ready(self, moments: list[Moment]) -> bool:
+        return True
+
 
 @dataclass
 class Pliant:
@@ -68,6 +74,7 @@ class Pliant:
         "process group is set up": "group up",
         "worker begins": "imports done",
         "engine is ready": "engine ready",
+        "spares are ready": "spares ready",
     }
     """pliant's words and ours."""
 
@@ -96,6 +103,11 @@ class Pliant:
     def moments(self, folder: Path) -> list[Moment]:
         events = read_lines(folder / self.job / "events.jsonl")
         return [moment for event in events if (moment := self._moment(event)) is not None]
+
+    def is_ready(self, moments: list[Moment]) -> bool:
+        """The latest group has its spares."""
+        told = [m.what for m in moments if m.what in ("loaded", "spares ready")]
+        return bool(told) and told[-1] == "spares ready"
 
     def _moment(self, event: dict[str, Any]) -> Moment | None:
         what = {

@@ -9,7 +9,7 @@
     │   ├── NoSpace               a disk without room for what is about to be written
     │   └── ClusterError          a cluster that cannot be reached or is too small
     ├── JobError              3   the job failed
-    │   ├── CheckpointDamaged     a checkpoint whose files are not what was written
+    │   ├── FilesDamaged          stored files that are not what was written
     │   ├── RanksDisagree         ranks whose parameters differ
     │   └── TrainingDiverged      a loss that is not a finite number, or that leapt up
     ├── TrainingRewinds       3   training goes back to the last checkpoint to leave out a step
@@ -81,8 +81,8 @@ class JobError(PliantError):
     """The job was started and failed."""
 
 
-class CheckpointDamaged(JobError):
-    """A checkpoint whose files are not what was written."""
+class FilesDamaged(JobError):
+    """Stored files, such as a checkpoint's, that are not what was written."""
 
 
 class RanksDisagree(JobError):

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.places import open_storage
-from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import directory_name, store_rank_file
+from pliant.storage.local import Storage
+from pliant.storage.opening import open_storage
 
 NUMELS = {"fp32/weight": 60, "exp_avg/weight": 60, "exp_avg_sq/weight": 60, "fp32/bias": 7}
 

@@ -16,14 +16,15 @@ import ray
 import torch
 
 from pliant.batch import StepBatch
-from pliant.checkpoints import storage
 from pliant.files import write_atomically
+from pliant.storage import local as storage
 from pliant.training.engine import StepResult, nll_sum
 from pliant.training.progress import Progress
 
 FOLDER = "PLIANT_TEST_FAULTS"
 HOLD_LIMIT_S = 240.0
-_done = {"step": 0}
+_here: dict[str, int] = {"step": 0, "is_slow": False}
+"""What this process knows of itself."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Faults:
                         s, once in the job's life: a part of the file is written
         freeze=(r, s)   rank r stops its own process when step s is done, once in the job's life
         pace_s=s        every step takes so much longer
+        slow=(r, s)     so does the forward pass of each micro-batch, in the first process that
+                        comes to be rank r
         nan=s           the loss of step s is not a number, the first time
         fail=s          step s raises an error, every time
         hold_evaluation whether the first evaluation waits until `release("evaluation")`
@@ -81,7 +84,7 @@ class Strikes:
             storage.copy_and_digest = _dying_copy  # type: ignore[assignment]
 
     def after_step(self, progress: Progress, batch: StepBatch, result: StepResult) -> None:
-        _done["step"] = progress.step
+        _here["step"] = progress.step
         time.sleep(self._kinds.get("pace_s", 0.0))
         if progress.step in self._kinds.get("hold", []):
             _hold(progress.step)
@@ -93,13 +96,18 @@ class Strikes:
 def faulty_nll(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
     """The usual loss, but where a fault says otherwise."""
     nll = nll_sum(logits_BTV, labels_BT)
-    kinds, step = _kinds(), _done["step"] + 1
+    kinds, step = _kinds(), _here["step"] + 1
     if not torch.is_grad_enabled():
         if kinds.get("hold_evaluation"):
             _hold("evaluation")
         return nll
     if step == kinds.get("fail"):
         raise ArithmeticError(f"no luck in step {step}, {time.time_ns()}")
+    slow_rank, slow_s = kinds.get("slow", (-1, 0.0))
+    if int(os.environ["RANK"]) == slow_rank and _is_first("slow"):
+        _here["is_slow"] = True
+    if _here["is_slow"]:
+        time.sleep(slow_s)
     if step == kinds.get("nan") and _is_first("nan"):
         return nll * float("nan")
     return nll

@@ -7,12 +7,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Flaky(MemoryFileSystem):  # type: ignore[misc]
-    """`flaky://`: its next operations fail with the errors in `errors`, one each."""
+    """`flaky://`: the next openings of files meet what is in `errors`, one each, None for none."""
 
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    errors: ClassVar[list[OSError]] = []
+    errors: ClassVar[list[OSError | None]] = []
     opened: ClassVar[list[str]] = []
 
     @classmethod
@@ -21,8 +21,8 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **how: Any) -> Any:
         self.opened.append(f"{mode} {path}")
-        if self.errors:
-            raise self.errors.pop(0)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
         return super()._open(path, mode, **how)
 
 

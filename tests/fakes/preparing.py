@@ -46,13 +46,14 @@ def some_records(count, first=0):
 
 
 def contents(store):
-    files = sorted(path for path in store.path.rglob("*") if path.is_file())
-    return {str(path.relative_to(store.path)): path.read_bytes() for path in files}
+    root = store.store.root
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def texts(store, name):
     """The pieces of a split as text."""
-    split, tokenizer = store.split(name), open_tokenizer(store.tokenizer_path)
+    split, tokenizer = store.split(name), open_tokenizer(store.tokenizer_path())
     return [
         tokenizer.decode(split.gather(np.array([i]))[0].tolist()) for i in range(split.num_pieces)
     ]

@@ -9,6 +9,7 @@ from pliant.data.plan import DataPlan
 from pliant.data.store import (
     STORE_VERSION,
     Split,
+    SplitPlace,
     piece_lengths,
     piece_targets,
     write_index,
@@ -16,6 +17,7 @@ from pliant.data.store import (
     write_shard,
 )
 from pliant.data.tokens import Piece
+from pliant.storage.local import LocalStorage
 
 
 def some_pieces(lengths, seed=0):
@@ -30,10 +32,10 @@ def some_pieces(lengths, seed=0):
 
 
 class InMemorySplit:
-    """All that a plan and an assembler ask of a split; `path` is where a plan keeps its index."""
+    """All that a plan and an assembler ask of a split; a plan keeps its index in `workspace`."""
 
-    def __init__(self, path, pieces, shard_sizes=None):
-        self.path = path
+    def __init__(self, workspace, pieces, shard_sizes=None):
+        self.workspace = workspace
         self.pieces = pieces
         self.lengths = piece_lengths(pieces)
         self.targets = piece_targets(pieces)
@@ -51,8 +53,8 @@ class InMemorySplit:
 class LengthsOnly:
     """A split without tokens, for plans of many pieces."""
 
-    def __init__(self, path, lengths, shard_sizes=None):
-        self.path = path
+    def __init__(self, workspace, lengths, shard_sizes=None):
+        self.workspace = workspace
         self.lengths = np.asarray(lengths, dtype=np.int32)
         self.targets = self.lengths - 1
         self.shard_starts = starts_of(shard_sizes or [len(lengths)])
@@ -77,8 +79,10 @@ def write_split(path: Path, pieces, shard_pieces=10) -> Split:
     ]
     lengths = piece_lengths(pieces)
     splits = {"train": write_index(train, shards, lengths, piece_targets(pieces), lengths)}
-    write_manifest(path, {"version": STORE_VERSION, "key": path.name, "splits": splits})
-    return Split(train)
+    write_manifest(
+        path, {"version": STORE_VERSION, "key": path.name, "tokenizer": [], "splits": splits}
+    )
+    return SplitPlace(LocalStorage(path), "train").open()
 
 
 def index_epochs(split, settings, epochs, barrier, results):

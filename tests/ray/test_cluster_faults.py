@@ -1,6 +1,7 @@
 """Nodes that are drained, die and come; a driver and a head that are lost."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,28 @@ def connected(cluster: LocalCluster) -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.mark.usefixtures("connected")
+def test_a_node_on_which_workers_die_again_and_again_is_left_out(
+    start: Callable[..., WatchedJob], faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    elastic = {"max_workers": 3, "max_node_failures": 2}
+    job = start("left-out", {"elastic": elastic}, faults.spec(hold=[3, 6, 9]))
+    distrusted = ""
+    for step in (3, 6):
+        job.wait_for("hold", lambda step=step: faults.is_held(step, num_workers=3))
+        nodes = {faults.node_of(step, rank): rank for rank in range(3)}
+        distrusted = distrusted or next(iter(nodes))
+        os.kill(job.pids()[-1][nodes[distrusted]], signal.SIGKILL)
+        faults.release(step)
+    job.wait_for("hold", lambda: faults.is_held(9, num_workers=2))
+    assert distrusted not in {faults.node_of(9, rank) for rank in range(2)}
+    faults.release(9)
+    # The workers were held before the snapshots of steps 3 and 6.
+    check(job.outcome(), restarts=2, steps_lost=2, world_sizes=(3, 2))
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    assert any(f"node {distrusted[:8]}" in line and "left out" in line for line in job.lines)
 
 
 @pytest.mark.usefixtures("connected")

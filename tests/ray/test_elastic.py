@@ -136,6 +136,23 @@ def test_a_rank_that_hangs_is_named_and_ended_and_the_job_goes_on(
     assert job.events("timeline", what="parked")[0]["kept"] == 0
 
 
+@pytest.mark.slow
+def test_a_straggler_is_named_and_replaced_where_that_is_wanted(
+    start: Start, faults: Faults, undisturbed: dict[int, float]
+) -> None:
+    elastic = {"straggler_factor": 2.0, "straggler_steps": 4, "replace_stragglers": True}
+    job = start("slow", {"elastic": elastic}, faults.spec(slow=(1, 0.3)))
+    outcome = job.outcome()
+    check(outcome, restarts=1, steps_lost=outcome.summary.steps_lost, world_sizes=(2,))
+    assert outcome.summary.steps_lost <= 1
+    assert losses(job.run_dir) == pytest.approx(undisturbed, rel=1e-5)
+    (named,) = job.events("alarm", what="straggler")
+    assert re.match(r"Rank 1 on node \w+ is a straggler: .* in the last 4 steps", named["text"])
+    first, second = job.pids()
+    assert first[1] not in second.values()
+    assert first[0] in second.values()
+
+
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 def test_the_update_of_a_step_that_is_not_a_number_is_left_out(
     policy: str, start: Start, faults: Faults, undisturbed: dict[int, float]

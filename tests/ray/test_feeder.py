@@ -18,7 +18,9 @@ from pliant.data import stream as streaming
 from pliant.data.blocks import assemble_steps
 from pliant.data.feeder import NAMESPACE, BlockGrid, feeder_name, start_feeder, stop_feeder
 from pliant.data.plan import PlanSettings
+from pliant.data.store import SplitPlace
 from pliant.data.stream import FeederBlocks, NoBlocks, StepStream
+from pliant.storage.local import LocalStorage
 from pliant.topology import BatchShape, Place
 
 SHAPE = BatchShape(global_batch_size=4, micro_batch_size=1, seq_len=32)
@@ -53,7 +55,7 @@ def grid(tmp_path_factory):
     pieces = some_pieces(lengths)
     split = write_split(tmp_path_factory.mktemp("feeder") / "store", pieces, shard_pieces=200)
     settings = PlanSettings(SHAPE.seq_len, SHAPE.global_batch_size, 100, True, True, 0)
-    return BlockGrid(split.path, settings, 0, num_steps=STEPS, block_steps=BLOCK_STEPS)
+    return BlockGrid(split.place, settings, 0, num_steps=STEPS, block_steps=BLOCK_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +217,13 @@ def test_the_stream_goes_on_without_a_feeder_that_is_gone_for_good(grid, feeder,
 
 def test_a_store_that_cannot_be_read_is_told_to_the_ranks_and_tried_again(grid, tmp_path):
     moved = tmp_path / "store"
-    feeder = start_feeder("lost", replace(grid, split_path=moved / "train"))
+    feeder = start_feeder("lost", replace(grid, split=SplitPlace(LocalStorage(moved), "train")))
     source = FeederBlocks(feeder)
     deadline = time.monotonic() + 60
     while not source._silent_until:
         assert source.take(0, timeout_s=0.1) is None
         assert time.monotonic() < deadline
-    shutil.copytree(grid.split_path.parent, moved)
+    shutil.copytree(grid.split.store.root, moved)
     assert ask(feeder, 0).equals(local(grid, 0))
 
 

@@ -64,8 +64,10 @@ def test_a_lost_nodes_snapshot_comes_back_from_its_neighbour(cluster, one_rank, 
     fragments = owned(cut(TENSORS, 1)[0])
     slots = Slots(roots.paths[0], own.name, 1, 0, 1, lay_out(fragments))
     slots.describe(Description(1, NUMELS, "", {}, origin=""))
+    assert not holders.can_be_reached(JOB)  # a rank on the other node would not see it
     pusher = holders.join(JOB, roots, slots)
     assert pusher is not None
+    assert holders.can_be_reached(JOB)
     for step in (1, 2, 3):
         slots.ledger.append([(step - 1, np.array([7 * step]))])
         slot = slots.take(fragments, step)

@@ -164,6 +164,9 @@ def test_a_stopped_job_goes_on_on_other_workers_where_it_was(
     stopped_at = outcome.summary.steps
     assert outcome.summary.state == "INTERRUPTED"
     assert 4 <= stopped_at < STEPS
+    left = outcome.run_dir / "ray" / f"{name}-1"  # by a driver that was killed
+    left.mkdir(parents=True)
+    (left / "checkpoint_manager_snapshot.json").write_text('{"torn')
     moved = {"elastic": {"max_workers": 1}, "deepspeed": {"zero_stage": 3}}
     outcome, lines = run(spec_of(data, name, moved), runs_dir)
     assert outcome.summary.state == "FINISHED"

@@ -45,9 +45,9 @@ def test_the_same_input_gives_the_same_bytes_and_no_work_the_second_time(tmp_pat
 def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path, data):
     store = prepare(spec(data), tmp_path / "stores")
     before = contents(store)
-    lost, kept = (store.path / "train" / f"shard-0000{i}.arrow" for i in (2, 3))
+    lost, kept = (store.store.root / "train" / f"shard-0000{i}.arrow" for i in (2, 3))
     written = kept.stat().st_mtime_ns
-    (store.path / "manifest.json").unlink()
+    (store.store.root / "manifest.json").unlink()
     lost.unlink()
     reports = []
     again = prepare(spec(data), tmp_path / "stores", lambda *counts: reports.append(counts))

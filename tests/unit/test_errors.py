@@ -22,7 +22,7 @@ EXIT_CODES = {
     "NoSpace": 2,
     "ClusterError": 2,
     "JobError": 3,
-    "CheckpointDamaged": 3,
+    "FilesDamaged": 3,
     "RanksDisagree": 3,
     "TrainingDiverged": 3,
     "TrainingRewinds": 3,

@@ -11,7 +11,7 @@ import torch
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import Manifest
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
 
 SMALL = 4096
 """Elements; every tensor that has no more is compared."""
@@ -87,11 +87,11 @@ def expected(manifest: Manifest, key: str) -> int | None:
 
 
 def check(manifest: Manifest, whole: Mapping[str, int]) -> None:
-    """Raises `CheckpointDamaged` and names the first tensor that is not what was saved."""
+    """Raises `FilesDamaged` and names the first tensor that is not what was saved."""
     for key, found in sorted(whole.items()):
         saved = expected(manifest, key)
         if saved is not None and saved != found:
-            raise CheckpointDamaged(
+            raise FilesDamaged(
                 f"{key} was loaded with the digest {found:016x}, and step {manifest.step} was "
                 f"saved with {saved:016x}. The state in memory is not that of the checkpoint; "
                 "start the job again, and report this if it comes again.",

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pliant.checkpoints.places import is_outage, open_storage
-from pliant.checkpoints.storage import Storage
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
+from pliant.storage.local import Storage
+from pliant.storage.opening import is_outage, open_storage
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -90,7 +90,7 @@ class Manifest:
 
     @staticmethod
     def read(storage: Storage | Path, directory: str = "") -> "Manifest":
-        """Raises `CheckpointDamaged` where it is not what was written, and an `OSError` where a
+        """Raises `FilesDamaged` where it is not what was written, and an `OSError` where a
         remote storage does not answer: an outage is no damage, to be passed over."""
         storage, name = open_storage(storage), manifest_in(directory)
         path = storage.place(name)
@@ -100,11 +100,11 @@ class Manifest:
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             if is_outage(storage, error):
                 raise
-            raise CheckpointDamaged(f"{path} cannot be read: {error}", path=path) from None
+            raise FilesDamaged(f"{path} cannot be read: {error}", path=path) from None
         if _digest(body) != stated:
-            raise CheckpointDamaged(f"{path} was altered since it was written.", path=path)
+            raise FilesDamaged(f"{path} was altered since it was written.", path=path)
         if body["format"] != FORMAT:
-            raise CheckpointDamaged(
+            raise FilesDamaged(
                 f"{path} has the format {body['format']}; this version reads {FORMAT}.", path=path
             )
         body["files"] = tuple(

@@ -1,25 +1,11 @@
-"""Where a job's checkpoints lie, and whether they can lie there."""
+"""Where a job's checkpoints and its ledger lie."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from pliant.checkpoints.remote_storage import RemoteStorage, may_pass
-from pliant.checkpoints.storage import SPARE_SHARE, LocalStorage, Storage, no_space
 from pliant.errors import UserError
-
-
-def open_storage(place: "str | Path | Storage") -> Storage:
-    """The storage at a path or URI: `s3://bucket/prefix`, `gs://...`, `file:///...`, or another
-    name of pyarrow's or fsspec's. Nothing is read yet."""
-    if isinstance(place, Storage):
-        return place
-    if isinstance(place, Path) or "://" not in place:
-        return LocalStorage(Path(place))
-    if place.startswith("file://"):
-        return LocalStorage(Path(url2pathname(urlsplit(place).path)))
-    return RemoteStorage(place)
+from pliant.storage.local import Storage
+from pliant.storage.opening import open_storage
 
 
 @dataclass(frozen=True)
@@ -49,17 +35,3 @@ def check_usable(storage: Storage) -> None:
             "checkpoint.storage, or --runs-dir, and the credentials in the environment.",
             place=storage.place(),
         ) from None
-
-
-def need_space(place: Storage | Path, size_bytes: int) -> None:
-    """Raises `NoSpace` where `size_bytes` do not fit."""
-    storage = open_storage(place)
-    free = storage.free_bytes()
-    if free is not None and free < size_bytes * SPARE_SHARE:
-        raise no_space(storage, size_bytes)
-
-
-def is_outage(storage: Storage, error: Exception) -> bool:
-    """Whether a storage could not be reached, rather than what was asked for found wanting. A local
-    disk that cannot be read is damage."""
-    return isinstance(storage, RemoteStorage) and isinstance(error, OSError) and may_pass(error)

@@ -15,10 +15,10 @@ from safetensors import safe_open
 
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST, Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.places import is_outage, open_storage
-from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import age
-from pliant.errors import CheckpointDamaged, CheckpointMismatch
+from pliant.errors import CheckpointMismatch, FilesDamaged
+from pliant.storage.local import Storage
+from pliant.storage.opening import is_outage, open_storage
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def newest(
     storage: Storage | Path, ledger: Storage | Path, digests: bool = True
 ) -> Checkpoint | None:
     """The newest checkpoint whose every file is what was written; damaged ones are passed over and
-    named in the log. Raises `CheckpointDamaged` where there are checkpoints, but none is whole.
+    named in the log. Raises `FilesDamaged` where there are checkpoints, but none is whole.
 
     Without `digests` only sizes are compared, which is enough to read a manifest.
     """
@@ -67,13 +67,13 @@ def newest(
         try:
             checkpoint = Checkpoint(storage, name, Manifest.read(storage, name), tuple(damage))
             verify(checkpoint, ledger, digests)
-        except CheckpointDamaged as error:
+        except FilesDamaged as error:
             log.warning("Falling back to an older checkpoint: %s", error)
             damage.append(error.message)
             continue
         return checkpoint
     if names:
-        raise CheckpointDamaged(
+        raise FilesDamaged(
             f"None of the {len(names)} checkpoints in {storage.place()} is whole; the log names "
             "the damage. Restore one, or give the job another name to start afresh.",
             path=storage.place(),
@@ -82,17 +82,17 @@ def newest(
 
 
 def verify(checkpoint: Checkpoint, ledger: Storage | Path, digests: bool = True) -> None:
-    """Raises `CheckpointDamaged` and names the first file that is missing, short or altered."""
+    """Raises `FilesDamaged` and names the first file that is missing, short or altered."""
     for damage in _damages(checkpoint, open_storage(ledger), digests):
         raise damage
 
 
-def damages(checkpoint: Checkpoint, ledger: Storage | Path) -> list[CheckpointDamaged]:
+def damages(checkpoint: Checkpoint, ledger: Storage | Path) -> list[FilesDamaged]:
     """Everything that is missing, short or altered."""
     return list(_damages(checkpoint, open_storage(ledger), True))
 
 
-def _damages(checkpoint: Checkpoint, ledger: Storage, digests: bool) -> Iterator[CheckpointDamaged]:
+def _damages(checkpoint: Checkpoint, ledger: Storage, digests: bool) -> Iterator[FilesDamaged]:
     files = checkpoint.storage.below(checkpoint.name)
     parts: list[tuple[Storage, RankFile | LedgerFile]] = [
         *((files, file) for file in checkpoint.manifest.files),
@@ -103,18 +103,16 @@ def _damages(checkpoint: Checkpoint, ledger: Storage, digests: bool) -> Iterator
         yield from (damage for damage in checked if damage is not None)
 
 
-def _damage(
-    storage: Storage, stated: RankFile | LedgerFile, digests: bool
-) -> CheckpointDamaged | None:
+def _damage(storage: Storage, stated: RankFile | LedgerFile, digests: bool) -> FilesDamaged | None:
     try:
         storage.check(stated.file, stated.size_bytes, stated.sha256 if digests else "")
-    except CheckpointDamaged as error:
+    except FilesDamaged as error:
         return error
     except OSError as error:
         if is_outage(storage, error):
             raise
         place = storage.place(stated.file)
-        return CheckpointDamaged(f"{place} cannot be read: {error.strerror or error}.", path=place)
+        return FilesDamaged(f"{place} cannot be read: {error.strerror or error}.", path=place)
     return None
 
 
@@ -216,7 +214,7 @@ def _by_file(
                 covered += max(high - max(low, end), 0)
                 end = max(high, end)
         if covered != fragment.tensor.numel():
-            raise CheckpointDamaged(
+            raise FilesDamaged(
                 f"The files hold {covered:,} of the {fragment.tensor.numel():,} elements needed of "
                 f"{fragment.key}.",
                 key=fragment.key,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from pliant.checkpoints.manifest import Manifest, manifest_in
-from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.reader import committed
-from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import age
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
 from pliant.spec.operations import CheckpointSpec
+from pliant.storage.local import Storage
+from pliant.storage.opening import open_storage
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _best(good: list[Found], policy: Policy) -> list[Found]:
 def _metric(storage: Storage, name: str, policy: Policy) -> float | None:
     try:
         return Manifest.read(storage, name).metrics.get(policy.metric)
-    except CheckpointDamaged:
+    except FilesDamaged:
         return None
 
 
@@ -189,7 +189,7 @@ def _prune_ledger(storage: Storage, ledger: Storage, left: list[Found], is_idle:
             if not old:
                 return  # the newest manifest names nearly all: as a rule no other is read
             old -= {entry.file for entry in Manifest.read(storage, one.name).ledger}
-    except CheckpointDamaged:
+    except FilesDamaged:
         return
     for name in sorted(old):
         ledger.delete(name)

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from pliant.checkpoints.digests import added, stated
 from pliant.checkpoints.manifest import Chunk, LedgerFile, Manifest, RankFile
-from pliant.checkpoints.places import open_storage
-from pliant.checkpoints.storage import SPARE_SHARE, no_space
+from pliant.storage.local import SPARE_SHARE, no_space
+from pliant.storage.opening import open_storage
 
 log = logging.getLogger(__name__)
 

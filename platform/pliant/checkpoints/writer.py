@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pliant.checkpoints.manifest import Chunk, RankFile
-from pliant.checkpoints.places import need_space
-from pliant.checkpoints.storage import Storage
+from pliant.storage.local import Storage
+from pliant.storage.opening import need_space
 
 _NAME = re.compile(r"step-(\d+)\.attempt-(\d+)\.ranks-\d+")
 

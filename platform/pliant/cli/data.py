@@ -41,12 +41,12 @@ def prepare(
 
     with _prepared(spec_path, overlay, settings, runs_dir, address) as (spec, prepared):
         if as_json:
-            counts = {"path": str(prepared.path), "accounting": prepared.manifest["accounting"]}
+            counts = {"path": prepared.store.place(), "accounting": prepared.manifest["accounting"]}
             typer.echo(json.dumps(counts))
             return
         data_views.print_accounting(prepared)
         typer.echo(account_for(prepared, training_plan(spec, prepared)).sentence())
-        typer.echo(f"the store is {prepared.path}")
+        typer.echo(f"the store is {prepared.store.place()}")
 
 
 @app.command()
@@ -59,21 +59,19 @@ def verify(
     """Read every file of the prepared store and compare it with its digest; exit code 5 where one
     is damaged."""
     from pliant.data.prepare import find_prepared
+    from pliant.data.store import store_root
     from pliant.errors import NegativeVerdict, UserError
     from pliant.spec import load_spec
-    from pliant.training.planning import store_root
 
     spec = load_spec(spec_path, overlay or [], settings=settings or [])
-    root = store_root(spec, runs_directory(runs_dir))
+    root = store_root(spec.data, runs_directory(runs_dir))
     prepared = find_prepared(spec, root)
     if prepared is None:
-        raise UserError(
-            f"The data of {spec.name} is not prepared in {root}. `pliant data prepare`."
-        )
+        raise UserError(f"The data of {spec.name} is not prepared. `pliant data prepare`.")
     damage = prepared.damage()
     if damage:
         raise NegativeVerdict("\n".join(damage), damage=damage)
-    typer.echo(f"{prepared.path}: whole, {prepared.num_files} files")
+    typer.echo(f"{prepared.store.place()}: whole, {prepared.num_files} files")
 
 
 @app.command()
@@ -138,12 +136,13 @@ def _prepared(
     from pliant.cluster.session import ray_session
     from pliant.data.prepare import find_prepared
     from pliant.data.prepare import prepare as prepare_data
+    from pliant.data.store import store_root
     from pliant.spec import load_spec
-    from pliant.training.planning import check_plugins, store_root
+    from pliant.training.planning import check_plugins
 
     spec = load_spec(spec_path, overlay or [], settings=settings or [])
     check_plugins(spec)
-    root = store_root(spec, runs_directory(runs_dir))
+    root = store_root(spec.data, runs_directory(runs_dir))
     prepared = find_prepared(spec, root)
     if prepared is None:
         with ray_session(address, 1), PreparingDisplay() as display:

@@ -27,7 +27,7 @@ from pliant.data.statistics import (
     propose_seq_len,
     quantiles,
 )
-from pliant.data.store import Prepared, Split, open_store
+from pliant.data.store import Prepared, Split, open_store, store_root, stores_of
 from pliant.data.tokenizer import open_tokenizer
 from pliant.data.tokens import Accounting
 from pliant.errors import UserError
@@ -147,9 +147,7 @@ def describe(spec: JobSpec, prepared: Prepared, runs_dir: Path, against: str | N
         num_layers=_num_layers(spec),
         build_s=seconds_per_build(max(round(per_row), 1), seq_len),
         proposed_seq_len=propose_seq_len(fillings),
-        drift=drift(_earlier(prepared.path.parent, runs_dir, against), lengths)
-        if against
-        else None,
+        drift=drift(_earlier(spec, runs_dir, against), lengths) if against else None,
     )
 
 
@@ -235,13 +233,14 @@ def _num_layers(spec: JobSpec) -> int:
     return int(getattr(config, "num_hidden_layers", 1))
 
 
-def _earlier(root: Path, runs_dir: Path, name: str) -> Any:
+def _earlier(spec: JobSpec, runs_dir: Path, name: str) -> Any:
     """Sample lengths of the data that a run was trained on; its store must be there still."""
     manifest = runs_dir / name / "manifest.json"
     if not manifest.is_file():
         raise UserError(f"There is no run {name} in {runs_dir}. Check --against and --runs-dir.")
     key = json.loads(manifest.read_bytes())["data"]["key"]
-    return np.asarray(_train(open_store(root / key)).samples)
+    stores = stores_of(spec.data, store_root(spec.data, runs_dir))
+    return np.asarray(_train(open_store(stores.below(key))).samples)
 
 
 def _train(prepared: Prepared) -> Split:
@@ -259,7 +258,7 @@ def show_rows(prepared: Prepared, plan: DataPlan, epoch: int, first: int, count:
     if first >= num_packs:
         raise UserError(f"--first is {first}, and epoch {epoch} has {num_packs} rows.")
     console = Console(highlight=False, soft_wrap=True)
-    tokenizer = open_tokenizer(prepared.tokenizer_path)
+    tokenizer = open_tokenizer(prepared.tokenizer_path())
     packs = plan.epoch(epoch).packs(first, min(first + count, num_packs))
     seq_len = plan.settings.seq_len
     table = assemble(plan.split, packs, seq_len, prepared.manifest["pad_id"])

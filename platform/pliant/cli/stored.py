@@ -17,8 +17,8 @@ from pliant.checkpoints.manifest import Manifest, manifest_in
 from pliant.checkpoints.places import Places, places_of
 from pliant.checkpoints.writer import age
 from pliant.cli.options import runs_directory
-from pliant.data.tokenizer import open_tokenizer
-from pliant.errors import CheckpointDamaged, UserError
+from pliant.data.store import Prepared, is_finished, open_store, store_root, stores_of
+from pliant.errors import FilesDamaged, UserError
 from pliant.files import file_lock
 from pliant.spec import JobSpec
 from pliant.spec.load import build_spec, read_yaml
@@ -72,7 +72,7 @@ def damage(run: Run, name: str) -> list[str]:
     storage = run.places.checkpoints
     try:
         checkpoint = reader.Checkpoint(storage, name, Manifest.read(storage, name))
-    except CheckpointDamaged as error:
+    except FilesDamaged as error:
         return [error.message]
     return [error.message for error in reader.damages(checkpoint, run.places.ledger)]
 
@@ -80,7 +80,7 @@ def damage(run: Run, name: str) -> list[str]:
 def prune(run: Run, dry_run: bool) -> dict[str, str]:
     """Removes what the spec does not keep; the names with the reasons. The newest whole one stays.
 
-    Raises `UserError` while the job runs, and `CheckpointDamaged` where none is whole."""
+    Raises `UserError` while the job runs, and `FilesDamaged` where none is whole."""
     storage, ledger = run.places.checkpoints, run.places.ledger
     with _alone(run):
         newest = reader.newest(storage, ledger)
@@ -146,7 +146,7 @@ def _row(run: Run, name: str, why: str) -> dict[str, Any]:
     storage = run.places.checkpoints
     try:
         manifest = Manifest.read(storage, name)
-    except CheckpointDamaged:
+    except FilesDamaged:
         return row
     info = storage.info(manifest_in(name))
     return row | {
@@ -158,7 +158,7 @@ def _row(run: Run, name: str, why: str) -> dict[str, Any]:
 
 
 def _whole(run: Run, step: int | None) -> reader.Checkpoint:
-    """Raises `CheckpointDamaged` where the step's files are not what was written."""
+    """Raises `FilesDamaged` where the step's files are not what was written."""
     names = committed(run, step)
     if step is None:
         newest = reader.newest(run.places.checkpoints, run.places.ledger)
@@ -171,20 +171,20 @@ def _whole(run: Run, step: int | None) -> reader.Checkpoint:
 
 
 def _source(run: Run) -> exporting.Run:
-    store = _store(run)
-    if store is None:
+    prepared = _prepared(run)
+    if prepared is None:
         return exporting.Run(run.spec, _vocab_size(run), _tokenizer(run))
-    prepared = open_tokenizer(store / "tokenizer")
+    known = prepared.manifest
     return exporting.Run(
-        run.spec, _vocab_size(run), _tokenizer(run), prepared.eos_id, prepared.pad_id
+        run.spec, _vocab_size(run), _tokenizer(run), known["eos_id"], known["pad_id"]
     )
 
 
 def _vocab_size(run: Run) -> int:
     """As the data was prepared; of a model that needs no such number, its own."""
-    store = _store(run)
-    if store is not None:
-        return int(json.loads((store / "manifest.json").read_bytes())["vocab_size"])
+    prepared = _prepared(run)
+    if prepared is not None:
+        return int(prepared.manifest["vocab_size"])
     config = run.spec.model.config
     if config is not None:
         return int(config["vocab_size"])
@@ -202,19 +202,19 @@ def _tokenizer(run: Run) -> Path | None:
     given = run.spec.data.tokenizer.path
     if given is not None and (Path(given).expanduser() / "tokenizer.json").is_file():
         return Path(given).expanduser()
-    store = _store(run)
-    return None if store is None else store / "tokenizer"
+    prepared = _prepared(run)
+    return None if prepared is None else prepared.tokenizer_path()
 
 
-def _store(run: Run) -> Path | None:
+def _prepared(run: Run) -> Prepared | None:
     """The prepared data, where it is still there."""
     try:
         key = json.loads((run.directory / "manifest.json").read_bytes())["data"]["key"]
     except (OSError, ValueError, KeyError):
         return None
-    given = run.spec.data.store
-    store = (Path(given) if given else run.directory.parent / "stores") / key
-    return store if (store / "manifest.json").is_file() else None
+    data = run.spec.data
+    store = stores_of(data, store_root(data, run.directory.parent)).below(key)
+    return open_store(store) if is_finished(store) else None
 
 
 def _policy(run: Run) -> retention.Policy:

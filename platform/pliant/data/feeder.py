@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ray.data.datasource import Datasource, ReadTask
 
 from pliant.data.blocks import assemble_steps
 from pliant.data.plan import DataPlan, PlanSettings
-from pliant.data.store import Split
+from pliant.data.store import SplitPlace
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ READERS = 2
 class BlockGrid:
     """What the blocks of a run are made from; cheap to pickle."""
 
-    split_path: Path
+    split: SplitPlace
     settings: PlanSettings
     pad_id: int
     num_steps: int
@@ -51,7 +51,7 @@ class BlockGrid:
         return first, min(first + self.block_steps, self.num_steps)
 
     def open(self) -> DataPlan:
-        return DataPlan(Split(self.split_path), self.settings)
+        return DataPlan(self.split.open(), self.settings)
 
 
 class PackedBlocks(Datasource):
@@ -85,7 +85,13 @@ class _Reader:
 
     def __call__(self) -> Iterator[pa.Table]:
         grid = self._grid
-        yield assemble_steps(grid.open(), *grid.steps_of(self._block), grid.pad_id)
+        yield assemble_steps(_opened(grid), *grid.steps_of(self._block), grid.pad_id)
+
+
+@lru_cache(maxsize=2)
+def _opened(grid: BlockGrid) -> DataPlan:
+    """A process reads many blocks of a run, and keeps what it has opened and verified."""
+    return grid.open()
 
 
 class Feeder:

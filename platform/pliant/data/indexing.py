@@ -7,7 +7,15 @@ import numpy as np
 
 from pliant.data.samples import Task, too_many_bad_rows
 from pliant.data.shards import index_path, read_summary, samples_path
-from pliant.data.store import SPLITS, STORE_VERSION, Manifest, write_index, write_manifest
+from pliant.data.store import (
+    SPLITS,
+    STORE_VERSION,
+    TOKENIZER,
+    Manifest,
+    fingerprint,
+    write_index,
+    write_manifest,
+)
 from pliant.data.tokenizer import Tokenizer
 from pliant.data.tokens import Accounting
 from pliant.errors import DataError
@@ -50,6 +58,10 @@ def commit(
         "made_from": made_from,
         "splits": splits,
         "accounting": {split: account.as_dict() for split, account in accounting.items()},
+        TOKENIZER: [
+            {"file": file.name, **fingerprint(file)}
+            for file in sorted((path / TOKENIZER).iterdir())
+        ],
         "tokenizer_sha256": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "eos_id": tokenizer.eos_id,

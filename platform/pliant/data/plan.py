@@ -200,7 +200,7 @@ class DataPlan:
         self.settings = settings
         self._epochs: dict[int, EpochPlan] = {}
         self._last_steps: list[int] = []
-        self._index_root = split.path / "orders" / _digest(settings)
+        self._index_root = split.workspace / "orders" / _digest(settings)
 
     def epoch(self, number: int) -> EpochPlan:
         if number not in self._epochs:

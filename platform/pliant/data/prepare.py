@@ -25,7 +25,15 @@ from pliant.data.records import CHATS, Reading, canonical, check_reading, decide
 from pliant.data.samples import Recipe, Task, apply_transform, read_samples
 from pliant.data.shards import CHUNKS_DIR, STOP_FILE, quarantine_of, read_summary, write_shards
 from pliant.data.sources import Record, SourceFile, checksum, cut, find_files, read_chunk
-from pliant.data.store import SPLITS, STORE_VERSION, Prepared, is_finished, open_store
+from pliant.data.store import (
+    MANIFEST,
+    SPLITS,
+    STORE_VERSION,
+    Prepared,
+    is_finished,
+    open_store,
+    stores_of,
+)
 from pliant.data.templates import choose_template
 from pliant.data.tokenizer import (
     Tokenizer,
@@ -40,6 +48,7 @@ from pliant.spec.data import DataSpec, paths_of
 from pliant.spec.dotted import load_dotted
 from pliant.spec.job import JobSpec
 from pliant.spec.resolve import overlong_of
+from pliant.storage.local import LocalStorage, Storage
 
 KEY_LENGTH = 32
 STORE_BYTES_PER_SOURCE_BYTE = 8
@@ -69,27 +78,66 @@ class _Order:
 
 
 def prepare(spec: JobSpec, root: Path, report: Report | None = None) -> Prepared:
-    """The prepared store of a job's data below `root`: opened if it is there, else made.
+    """The prepared store of a job's data: opened if it is there, else made.
 
-    Making one needs a running Ray, all of whose nodes see the data and `root` under the same paths;
-    `report` is told how many chunks are done, and of how many. Raises `DataError` for data that
-    cannot be used, and `NoSpace`.
+    It is made below `root`, and taken from there to `data.store` where that is a URI. Making one
+    needs a running Ray, all of whose nodes see the data and `root` under the same paths; `report`
+    is told how many chunks are done, and of how many. Raises `DataError` for data that cannot be
+    used, `NoSpace`, and `UserError` where the URI cannot be reached.
     """
     root = root.absolute()
     order = _decide(spec.data, root)
+    store = stores_of(spec.data, root).below(order.key)
+    found = _opened(store)
+    if found is not None:
+        return found
     path = root / order.key
-    if is_finished(path):
-        return open_store(path)
     with _lock(root, order.key):
-        if not is_finished(path):
+        found = _opened(store)
+        if found is not None:
+            return found
+        if not is_finished(LocalStorage(path)):
             _make(order, path, report or (lambda done, total: None))
-    return open_store(path)
+        if store != LocalStorage(path):
+            _move(path, store)
+        return open_store(store)
 
 
 def find_prepared(spec: JobSpec, root: Path) -> Prepared | None:
-    """The prepared store of a job's data, where there is one. Raises `DataError`."""
-    path = root.absolute() / _decide(spec.data, root.absolute()).key
-    return open_store(path) if is_finished(path) else None
+    """The prepared store of a job's data, where there is one. Raises `UserError`."""
+    root = root.absolute()
+    return _opened(stores_of(spec.data, root).below(_decide(spec.data, root).key))
+
+
+def _opened(store: Storage) -> Prepared | None:
+    with _outage_told(store):
+        return open_store(store) if is_finished(store) else None
+
+
+def _move(path: Path, store: Storage) -> None:
+    """A finished store to another place; its manifest goes last. What an earlier attempt brought
+    there is not sent again."""
+    with _outage_told(store):
+        for name, entry in open_store(path).files():
+            there = store.info(name)
+            if there is None or there.size_bytes != entry["size_bytes"]:
+                store.put_file(path / name, name)
+        store.write(MANIFEST, (path / MANIFEST).read_bytes())
+    shutil.rmtree(path)
+
+
+@contextmanager
+def _outage_told(store: Storage) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(store, LocalStorage):
+            raise
+        raise UserError(
+            f"{store.place()} cannot be reached: {error}. Check data.store and the credentials in "
+            "the environment; what was prepared so far is kept.",
+            place=store.place(),
+        ) from None
 
 
 # Deciding

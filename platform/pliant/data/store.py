@@ -1,7 +1,7 @@
 """The prepared store: pieces in Arrow shards, their lengths and targets, and a manifest.
 
     <key>/manifest.json               written last: a store without it is unfinished
-    <key>/tokenizer/
+    <key>/tokenizer/              what `AutoTokenizer` reads
     <key>/train/shard-00000.arrow     one record batch: tokens, trained
     <key>/train/lengths.npy           int32, tokens of each piece over all shards in order
     <key>/train/targets.npy           int32, target tokens of each piece
@@ -12,8 +12,10 @@ has no shard there.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,39 +26,82 @@ from numpy.typing import NDArray
 
 from pliant.data.sources import sha256_of
 from pliant.data.tokens import Piece
-from pliant.errors import DataError
-from pliant.files import replacing
+from pliant.errors import DataError, FilesDamaged
+from pliant.files import replacing, write_atomically
+from pliant.spec.data import DataSpec
+from pliant.storage.local import LocalStorage, Storage
+from pliant.storage.opening import open_storage
+from pliant.storage.remote import Cache, RemoteStorage
 
-STORE_VERSION = 2
+STORE_VERSION = 3
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 LENGTHS = "lengths.npy"
 TARGETS = "targets.npy"
 SAMPLES = "samples.npy"
+TOKENIZER = "tokenizer"
+KEPT_SHARDS = 32
+"""Shards that a process keeps open between two readings."""
 
 Manifest = dict[str, Any]
 
 
-class Split:
-    """The pieces of one split, read from memory-mapped files; pickled by its path."""
+def store_root(data: DataSpec, runs_dir: Path) -> Path:
+    """The directory in which stores are made; they are kept there too, unless `data.store` is a
+    URI."""
+    if data.store is None or "://" in data.store:
+        return runs_dir / "stores"
+    return Path(data.store).expanduser()
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lengths: NDArray[np.int32] = np.load(path / LENGTHS, mmap_mode="r")
-        self.targets: NDArray[np.int32] = np.load(path / TARGETS, mmap_mode="r")
+
+def stores_of(data: DataSpec, root: Path) -> Storage:
+    """Where stores are kept, each below its key; `root` as in `store_root`."""
+    if data.store is None or "://" not in data.store:
+        return LocalStorage(root)
+    stores = open_storage(data.store)
+    if isinstance(stores, RemoteStorage):
+        return replace(stores, cache=Cache(limit_bytes=int(data.store_cache_gib * 2**30)))
+    return stores
+
+
+@dataclass(frozen=True)
+class SplitPlace:
+    """Where a split lies; cheap to pickle."""
+
+    store: Storage
+    name: str
+
+    def open(self) -> "Split":
+        return Split(self)
+
+
+class Split:
+    """The pieces of one split, read from memory-mapped files; pickled by its place."""
+
+    def __init__(self, place: SplitPlace) -> None:
+        self.place = place
+        known = read_manifest(place.store)["splits"][place.name]
+        index = {entry["file"]: entry for entry in known["index"]}
+        self.lengths: NDArray[np.int32] = self._array(index[LENGTHS])
+        self.targets: NDArray[np.int32] = self._array(index[TARGETS])
         self.num_pieces = len(self.lengths)
-        self.samples: NDArray[np.int32] = np.load(path / SAMPLES, mmap_mode="r")
+        self.samples: NDArray[np.int32] = self._array(index[SAMPLES])
         """Tokens of each sample, before anything was cut."""
-        shards = read_manifest(path.parent)["splits"][path.name]["shards"]
+        self._shards = known["shards"]
         self.shard_starts: NDArray[np.int64] = np.cumsum(
-            [0] + [shard["pieces"] for shard in shards], dtype=np.int64
+            [0] + [shard["pieces"] for shard in self._shards], dtype=np.int64
         )
         """[num_shards + 1]: the first piece of each shard, and the number of all pieces."""
-        self.parts = _parts(self.shard_starts, [shard["origin"] for shard in shards])
+        self.parts = _parts(self.shard_starts, [shard["origin"] for shard in self._shards])
         """For each source that `data.train` names, in its order, the runs of pieces that came of
         it. One that gave this split nothing has none."""
-        self._shards = shards
-        self._open: dict[int, _Shard] = {}
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._verified: set[int] = set()
+
+    @property
+    def workspace(self) -> Path:
+        """A directory of this machine for what is worked out from the split."""
+        return self.place.store.workspace(self.place.name)
 
     def gather(self, piece_ids: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Tokens and target flags of the pieces laid end to end, in the order of `piece_ids`.
@@ -66,6 +111,8 @@ class Split:
         """
         if not len(piece_ids):
             return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint8)
+        while len(self._open) > KEPT_SHARDS:
+            self._open.popitem(last=False)
         shards = np.searchsorted(self.shard_starts, piece_ids, side="right") - 1
         begins = np.empty(len(piece_ids), dtype=np.int64)
         for number in np.unique(shards).tolist():
@@ -81,12 +128,28 @@ class Split:
     def _shard(self, number: int) -> "_Shard":
         if number not in self._open:
             entry = self._shards[number]
-            _verify_file(self.path / entry["file"], entry)
-            self._open[number] = _Shard.open(self.path / entry["file"])
+            path = self._fetched(entry)
+            if number not in self._verified:
+                with _damage_told(self.place.store):
+                    LocalStorage(path.parent).check(path.name, entry["size_bytes"], entry["sha256"])
+                self._verified.add(number)
+            self._open[number] = _Shard.open(path)
+        self._open.move_to_end(number)
         return self._open[number]
 
+    def _array(self, entry: dict[str, Any]) -> NDArray[np.int32]:
+        array: NDArray[np.int32] = np.load(self._fetched(entry), mmap_mode="r")
+        return array
+
+    def _fetched(self, entry: dict[str, Any]) -> Path:
+        """A path on this machine to a file of the split."""
+        with _damage_told(self.place.store):
+            return self.place.store.fetch(
+                f"{self.place.name}/{entry['file']}", entry["size_bytes"], entry["sha256"]
+            )
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Split, (self.path,)
+        return Split, (self.place,)
 
 
 def _parts(shard_starts: NDArray[np.int64], origins: list[int]) -> list[list[tuple[int, int]]]:
@@ -100,72 +163,86 @@ def _parts(shard_starts: NDArray[np.int64], origins: list[int]) -> list[list[tup
 class Prepared:
     """A finished store."""
 
-    path: Path
+    store: Storage
     key: str
     manifest: Manifest
 
-    @property
     def tokenizer_path(self) -> Path:
-        """For `open_tokenizer`, or transformers' `AutoTokenizer`."""
-        return self.path / "tokenizer"
+        """A directory of this machine, for `open_tokenizer` or transformers' `AutoTokenizer`."""
+        directory = self.store.workspace(TOKENIZER)
+        for entry in self.manifest[TOKENIZER]:
+            file = directory / entry["file"]
+            if not file.exists():
+                with _damage_told(self.store):
+                    name = f"{TOKENIZER}/{entry['file']}"
+                    found = self.store.fetch(name, entry["size_bytes"], entry["sha256"])
+                    write_atomically(file, found.read_bytes())
+        return directory
 
     def split(self, name: str) -> Split | None:
         """One of "train", "validation" and "test"; None where that split holds nothing."""
-        return Split(self.path / name) if name in self.manifest["splits"] else None
+        return SplitPlace(self.store, name).open() if name in self.manifest["splits"] else None
 
     @property
     def num_files(self) -> int:
         """Of those that the manifest knows the digests of."""
-        return len(self._entries)
+        return len(self.files())
 
     def damage(self) -> list[str]:
         """What differs from the manifest, a sentence each: every file is read."""
         found = []
-        for path, entry in self._entries:
+        for name, entry in self.files():
             try:
-                _verify_file(path, entry)
+                with _damage_told(self.store):
+                    self.store.check(name, entry["size_bytes"], entry["sha256"])
             except DataError as error:
                 found.append(error.message)
         return found
 
-    @property
-    def _entries(self) -> list[tuple[Path, dict[str, Any]]]:
-        return [
-            (self.path / name / entry["file"], entry)
+    def files(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each file's name in the store, and what was written."""
+        files = {TOKENIZER: self.manifest[TOKENIZER]} | {
+            name: [*split["shards"], *split["index"]]
             for name, split in self.manifest["splits"].items()
-            for entry in [*split["shards"], *split["index"]]
+        }
+        return [
+            (f"{folder}/{entry['file']}", entry)
+            for folder, entries in files.items()
+            for entry in entries
         ]
 
 
-def open_store(path: Path) -> Prepared:
-    """The finished store at `path`. Raises `DataError` where there is none."""
-    manifest = read_manifest(path)
-    return Prepared(path, manifest["key"], manifest)
+def open_store(place: Storage | Path) -> Prepared:
+    """The finished store at `place`. Raises `DataError` where there is none."""
+    store = open_storage(place)
+    manifest = read_manifest(store)
+    return Prepared(store, manifest["key"], manifest)
 
 
-def is_finished(path: Path) -> bool:
-    return (path / MANIFEST).exists()
+def is_finished(store: Storage) -> bool:
+    return store.info(MANIFEST) is not None
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Raises `DataError` where `path` holds no finished store of this version."""
+def read_manifest(store: Storage) -> Manifest:
+    """Raises `DataError` where there is no finished store of this version."""
+    place = store.place()
     try:
-        manifest: Manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: Manifest = json.loads(store.read(MANIFEST))
     except FileNotFoundError:
         raise DataError(
-            f"{path} holds no finished store of prepared data. Prepare the data again.", path=path
+            f"{place} holds no finished store of prepared data. Prepare the data again.", path=place
         ) from None
     except ValueError:
         raise DataError(
-            f"{path / MANIFEST} is damaged: it is not JSON. Delete {path} and prepare the data "
-            "again.",
-            path=path,
+            f"{store.place(MANIFEST)} is damaged: it is not JSON. Delete {place} and prepare the "
+            "data again.",
+            path=place,
         ) from None
     if manifest.get("version") != STORE_VERSION:
         raise DataError(
-            f"{path} was written in store version {manifest.get('version')}, and this pliant reads "
-            f"version {STORE_VERSION}. Prepare the data again.",
-            path=path,
+            f"{place} was written in store version {manifest.get('version')}, and this pliant "
+            f"reads version {STORE_VERSION}. Prepare the data again.",
+            path=place,
         )
     return manifest
 
@@ -247,7 +324,7 @@ class _Shard:
         try:
             batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(path, str(error)) from None
+            raise DataError(f"{path} cannot be read: {error}.", path=path) from None
         tokens, trained = batch.column("tokens"), batch.column("trained")
         return _Shard(
             tokens.offsets.to_numpy(), tokens.values.to_numpy(), trained.values.to_numpy()
@@ -258,18 +335,13 @@ def _lists(offsets: NDArray[np.int64], values: NDArray[Any]) -> pa.LargeListArra
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _verify_file(path: Path, entry: dict[str, Any]) -> None:
-    if not path.exists():
-        raise _damaged(path, "it is missing")
-    size = path.stat().st_size
-    if size != entry["size_bytes"]:
-        raise _damaged(path, f"it has {size} bytes, and {entry['size_bytes']} were written")
-    if sha256_of(path) != entry["sha256"]:
-        raise _damaged(path, "its SHA-256 is not that of what was written")
-
-
-def _damaged(path: Path, problem: str) -> DataError:
-    store = path.parent.parent
-    return DataError(
-        f"{path} is damaged: {problem}. Delete {store} and prepare the data again.", path=path
-    )
+@contextmanager
+def _damage_told(store: Storage) -> Iterator[None]:
+    """With what to do about it."""
+    try:
+        yield
+    except FilesDamaged as error:
+        raise DataError(
+            f"{error.message} Delete {store.place()} and prepare the data again.",
+            path=error.facts.get("path"),
+        ) from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pliant.errors import CheckpointDamaged, PliantError, RanksDisagree
+from pliant.errors import FilesDamaged, PliantError, RanksDisagree
 from pliant.spec.elastic import ElasticSpec
 
 SAME_FAILURES = 3
@@ -103,9 +103,7 @@ def backoff_s(restart: int, limit_s: float) -> float:
 def is_final(error: BaseException) -> bool:
     """Whether what a worker raised would only come again: what pliant raises on purpose does,
     except where state was damaged that an earlier checkpoint may have whole."""
-    return isinstance(error, PliantError) and not isinstance(
-        error, RanksDisagree | CheckpointDamaged
-    )
+    return isinstance(error, PliantError) and not isinstance(error, RanksDisagree | FilesDamaged)
 
 
 _HARDWARE = re.compile(

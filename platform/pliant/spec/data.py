@@ -132,4 +132,7 @@ class DataSpec(Section):
     block_steps: IntOrAuto = "auto"
     """Steps per block that Ray Data reads; "auto" aims at 4 MiB."""
     store: str | None = None
-    """Where prepared data is kept; by default `stores/` in the runs directory."""
+    """Where prepared data is kept: a directory, or a URI such as `s3://bucket/stores`, of which
+    each machine keeps what it reads in a cache. By default `stores/` in the runs directory."""
+    store_cache_gib: Float = Field(64.0, gt=0)
+    """How large that cache may grow; what was not read for the longest goes first."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from pliant.errors import CheckpointDamaged, PliantError
+from pliant.errors import FilesDamaged, PliantError
 
 
 def agreed(action: Callable[[], Any]) -> Any:
@@ -34,7 +34,7 @@ def caught(action: Callable[[], Any]) -> Any:
     except (OSError, PliantError) as error:
         return error
     except SafetensorError as error:
-        return CheckpointDamaged(f"A file of tensors cannot be read: {error}")
+        return FilesDamaged(f"A file of tensors cannot be read: {error}")
 
 
 def first_error(values: list[Any]) -> PliantError | OSError | None:

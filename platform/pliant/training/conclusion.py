@@ -16,7 +16,7 @@ from pliant.data.feeder import BlockGrid
 from pliant.data.ledger import Audit, audit
 from pliant.data.statistics import histogram
 from pliant.data.store import Split
-from pliant.errors import CheckpointDamaged, DataError, JobError, PliantError
+from pliant.errors import DataError, FilesDamaged, JobError, PliantError
 from pliant.tracking import Journal, Summary, loss_plot, read_summary, summarize, write_summary
 from pliant.tracking.mlflow_tracker import JOURNAL_FILE
 from pliant.tracking.plots import lengths_plot
@@ -56,7 +56,7 @@ def conclude(
     try:
         checkpoint = newest_manifest(places)
         checked = check_ledger(places, task.grid, checkpoint)
-    except CheckpointDamaged as damage:
+    except FilesDamaged as damage:
         error = error or damage
     except (OSError, pa.ArrowException) as problem:
         error = error or JobError(
@@ -78,7 +78,7 @@ def conclude(
     try:
         write_summary(run_dir / "summary.json", summary)
         loss_plot(Journal(run_dir / JOURNAL_FILE).events(), run_dir / "loss.png")
-        _draw_lengths(Split(task.grid.split_path), run_dir / "lengths.png")
+        _draw_lengths(task.grid.split.open(), run_dir / "lengths.png")
     except (OSError, DataError) as failure:
         error = error or _unwritten(run_dir, checkpoint, failure)
     for name in ("spec.yaml", "resolved.yaml", "manifest.json", "summary.json", *PICTURES):

@@ -7,19 +7,19 @@ from typing import Any
 import psutil
 import ray
 
-from pliant.checkpoints.places import need_space
 from pliant.data.account import TokenAccount, account_for
 from pliant.data.feeder import BlockGrid
 from pliant.data.order import Mixture
 from pliant.data.plan import DataPlan, PlanSettings
 from pliant.data.prepare import Report, prepare
-from pliant.data.store import Prepared, Split
+from pliant.data.store import Prepared, Split, SplitPlace, store_root
 from pliant.data.tokenizer import load_tokenizer
 from pliant.errors import ClusterError, DataError, SpecError
 from pliant.spec import JobSpec
 from pliant.spec.data import DataSpec
 from pliant.spec.dotted import load_dotted
 from pliant.spec.resolve import Facts, resolve
+from pliant.storage.opening import need_space
 from pliant.tracking import environment_manifest
 from pliant.tracking.redaction import recordable
 from pliant.training.deepspeed_config import deepspeed_config
@@ -108,7 +108,7 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
     """Prepares the data, if need be, and resolves the spec; `report` is told how many chunks of the
     data are done, and of how many. Raises `UserError` where the job cannot be run."""
     check_model(spec)
-    prepared = prepare(spec, store_root(spec, runs_dir), report)
+    prepared = prepare(spec, store_root(spec.data, runs_dir), report)
     vocab_size = prepared.manifest["vocab_size"]
     resolved = resolve(spec, Facts(vocab_size=vocab_size))
     num_parameters = count_beforehand(resolved, vocab_size)
@@ -120,7 +120,7 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
     _check_logits_fit(resolved, vocab_size)
     need_space(runs_dir, num_parameters * BYTES_PER_PARAMETER)
     grid = BlockGrid(
-        split_path=plan.split.path,
+        split=plan.split.place,
         settings=plan.settings,
         pad_id=prepared.manifest["pad_id"],
         num_steps=steps,
@@ -135,11 +135,6 @@ def plan_job(spec: JobSpec, runs_dir: Path, report: Report | None = None) -> Job
         vocab_size=vocab_size,
     )
     return JobPlan(task, prepared, num_parameters, account_for(prepared, plan))
-
-
-def store_root(spec: JobSpec, runs_dir: Path) -> Path:
-    """The directory of prepared stores."""
-    return Path(spec.data.store).expanduser() if spec.data.store else runs_dir / "stores"
 
 
 def training_plan(spec: JobSpec, prepared: Prepared) -> DataPlan:
@@ -203,12 +198,12 @@ def _found_in(prepared: Prepared, num_training_steps: int) -> Facts:
     )
 
 
-def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[Path, PlanSettings]]:
+def _held_out(prepared: Prepared, spec: JobSpec) -> dict[str, tuple[SplitPlace, PlanSettings]]:
     settings = plan_settings(spec, shuffle=False)
     if spec.data.eval_packing != "auto":
         settings = replace(settings, packing=spec.data.eval_packing)
     splits = {name: prepared.split(name) for name in ("validation", "test")}
-    return {name: (split.path, settings) for name, split in splits.items() if split is not None}
+    return {name: (split.place, settings) for name, split in splits.items() if split is not None}
 
 
 def recorded(spec: JobSpec) -> dict[str, Any]:

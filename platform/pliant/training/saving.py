@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pliant.checkpoints.slots import Slot, Slots
-from pliant.checkpoints.storage import Storage
 from pliant.checkpoints.writer import store_rank_file
 from pliant.errors import JobError, PliantError
+from pliant.storage.local import Storage
 from pliant.training.commit import Answer, Commits, RankSaved
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from pliant.checkpoints.manifest import Manifest
 from pliant.checkpoints.places import Places
 from pliant.checkpoints.reader import Checkpoint
 from pliant.checkpoints.snapshot import Hot, Part, Roots
-from pliant.checkpoints.storage import LocalStorage
 from pliant.checkpoints.writer import age
 from pliant.data.ledger import Entries
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
+from pliant.storage.local import LocalStorage
 from pliant.training import holders
 from pliant.training.commit import Base
 
@@ -44,7 +44,7 @@ def snapshots(job: str, roots: Roots) -> list[Hot]:
 def candidates(places: Places, hots: Sequence[Hot], damage: list[str]) -> Iterator[Source]:
     """Whatever is whole, the newest first; what is not is told in the log and added to `damage`.
 
-    Raises `CheckpointDamaged` at the end where there are checkpoints, but none is whole.
+    Raises `FilesDamaged` at the end where there are checkpoints, but none is whole.
     """
     names = reader.committed(places.checkpoints)
     # Of equal age, the snapshot comes first: it need not be read to be verified.
@@ -57,12 +57,12 @@ def candidates(places: Places, hots: Sequence[Hot], damage: list[str]) -> Iterat
         try:
             yield _source(places, names, found)
             any_whole |= isinstance(found, str)
-        except CheckpointDamaged as error:
+        except FilesDamaged as error:
             damage.append(error.message)
             log.warning("Falling back to an older state: %s", error)
     if names and not any_whole:
         root = places.checkpoints.place()
-        raise CheckpointDamaged(
+        raise FilesDamaged(
             f"None of the {len(names)} checkpoints in {root} is whole; the log names the damage. "
             "Restore one, or give the job another name to start afresh.",
             path=root,
@@ -86,14 +86,12 @@ def _base(places: Places, names: list[str], hot: Hot) -> Base:
     for name in [*own, hot.origin]:
         if not name:
             return Base()
-        with suppress(CheckpointDamaged):
+        with suppress(FilesDamaged):
             manifest = Manifest.read(places.checkpoints, name)
             for entry in manifest.ledger:
                 places.ledger.check(entry.file, entry.size_bytes, entry.sha256)
             return Base(manifest.step, name, manifest.ledger)
-    raise CheckpointDamaged(
-        f"{hot} cannot be used: the ledger before it is not whole.", path=hot.origin
-    )
+    raise FilesDamaged(f"{hot} cannot be used: the ledger before it is not whole.", path=hot.origin)
 
 
 def _age(name: str) -> tuple[int, int]:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from pliant.checkpoints import digests, reader, snapshot
-from pliant.checkpoints.places import need_space, places_of
+from pliant.checkpoints.places import places_of
 from pliant.checkpoints.reader import Checkpoint
 from pliant.checkpoints.slots import Slot, owned
 from pliant.checkpoints.snapshot import Hot, Roots
 from pliant.checkpoints.writer import directory_name
 from pliant.data.ledger import Entries, Ledger
-from pliant.errors import CheckpointDamaged, CheckpointMismatch, JobError, PliantError
+from pliant.errors import CheckpointMismatch, FilesDamaged, JobError, PliantError
 from pliant.files import write_atomically
 from pliant.spec.operations import CheckpointSpec
+from pliant.storage.opening import need_space
 from pliant.topology import Place
 from pliant.training import holders
 from pliant.training.agreement import agreed, caught, first_error, gather
@@ -360,7 +361,7 @@ def _steps(entries: Entries) -> set[int]:
 
 
 def _check_together(source: Source, told: list[Any]) -> None:
-    """What all ranks have read, put together. Raises `CheckpointDamaged`."""
+    """What all ranks have read, put together. Raises `FilesDamaged`."""
     if first_error(told) is not None:
         return
     whole = digests.added(parts for _, parts in told)
@@ -371,6 +372,6 @@ def _check_together(source: Source, told: list[Any]) -> None:
         recorded: set[int] = set().union(*(steps for steps, _ in told))
         missing = set(range(source.base.step, source.hot.age[1])) - recorded
         if missing:
-            raise CheckpointDamaged(
+            raise FilesDamaged(
                 f"{source.hot} has no ledger of step {min(missing)}.", path=source.base.directory
             )

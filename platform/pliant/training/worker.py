@@ -25,7 +25,7 @@ from pliant.batch import StepBatch
 from pliant.data.feeder import NAMESPACE, BlockGrid, feeder_name
 from pliant.data.ledger import Ledger
 from pliant.data.plan import DataPlan, PlanSettings
-from pliant.data.store import Split
+from pliant.data.store import SplitPlace
 from pliant.data.stream import BlockSource, FeederBlocks, NoBlocks, StepStream, evaluation_batches
 from pliant.elastic.health import CheckCards, open_cards
 from pliant.elastic.resume import job_identity
@@ -77,7 +77,7 @@ class WorkerTask:
     """Resolved: nothing in it says "auto"."""
     run_dir: Path
     grid: BlockGrid
-    held_out: dict[str, tuple[Path, PlanSettings]]
+    held_out: dict[str, tuple[SplitPlace, PlanSettings]]
     """"validation" and "test", where the data has them."""
     data_key: str
     vocab_size: int
@@ -287,8 +287,8 @@ def _held_out(
     has none of that name."""
     if name not in task.held_out:
         return None
-    path, settings = task.held_out[name]
-    plan = DataPlan(Split(path), settings)
+    split, settings = task.held_out[name]
+    plan = DataPlan(split.open(), settings)
     batches = evaluation_batches(plan, task.grid.pad_id, shape, place)
     return (phases.again(batch) for batch in batches)
 

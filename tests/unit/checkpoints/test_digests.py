@@ -18,7 +18,7 @@ from pliant.checkpoints.digests import (
     partial_digests,
     stated,
 )
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
 
 
 @settings(deadline=None)
@@ -69,7 +69,7 @@ def test_a_tensor_that_was_put_together_wrongly_is_named():
     saved = a_manifest(step=7, digests=stated(digests_of(whole_tensors(), 3)))
     tensors = whole_tensors()
     tensors["exp_avg/weight"][10:20] = tensors["exp_avg/weight"][20:30].clone()
-    with pytest.raises(CheckpointDamaged, match=r"exp_avg/weight .* step 7") as caught:
+    with pytest.raises(FilesDamaged, match=r"exp_avg/weight .* step 7") as caught:
         check(saved, digests_of(tensors, 2))
     assert caught.value.key == "exp_avg/weight"
 

@@ -18,9 +18,9 @@ from pliant.checkpoints.manifest import (
     RankFile,
     _digest,
 )
-from pliant.checkpoints.places import open_storage
-from pliant.errors import CheckpointDamaged
+from pliant.errors import FilesDamaged
 from pliant.files import write_atomically
+from pliant.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_an_altered_manifest_is_damaged(tmp_path, manifest, was, becomes):
     text = (tmp_path / MANIFEST).read_text()
     assert was in text
     (tmp_path / MANIFEST).write_text(text.replace(was, becomes))
-    with pytest.raises(CheckpointDamaged, match="was altered") as caught:
+    with pytest.raises(FilesDamaged, match="was altered") as caught:
         Manifest.read(tmp_path)
     assert caught.value.path == str(tmp_path / MANIFEST)
 
@@ -64,12 +64,12 @@ def test_an_altered_manifest_is_damaged(tmp_path, manifest, was, becomes):
 )
 def test_what_is_no_manifest_is_damaged(tmp_path, content):
     (tmp_path / MANIFEST).write_bytes(content)
-    with pytest.raises(CheckpointDamaged, match="cannot be read"):
+    with pytest.raises(FilesDamaged, match="cannot be read"):
         Manifest.read(tmp_path)
 
 
 def test_a_missing_manifest_is_damaged(tmp_path):
-    with pytest.raises(CheckpointDamaged, match="cannot be read"):
+    with pytest.raises(FilesDamaged, match="cannot be read"):
         Manifest.read(tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path_factory, place, bit):
     (folder / MANIFEST).write_bytes(content)
     try:
         found = Manifest.read(folder)
-    except CheckpointDamaged:
+    except FilesDamaged:
         return
     assert found == a_manifest(), "only white space may change"
 
@@ -99,7 +99,7 @@ def test_a_manifest_from_before_there_were_metrics_is_read(tmp_path, manifest):
 
 def test_a_later_format_is_refused(tmp_path, manifest):
     a_manifest(format=FORMAT + 1).write(tmp_path)
-    with pytest.raises(CheckpointDamaged, match=f"has the format {FORMAT + 1}"):
+    with pytest.raises(FilesDamaged, match=f"has the format {FORMAT + 1}"):
         Manifest.read(tmp_path)
 
 

@@ -11,7 +11,7 @@ from fakes.checkpoints import NUMELS, cut, emptied, whole_tensors
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.manifest import MANIFEST
 from pliant.checkpoints.reader import check_tensors, committed, load, newest
-from pliant.errors import CheckpointDamaged, CheckpointMismatch
+from pliant.errors import CheckpointMismatch, FilesDamaged
 
 
 def loaded(checkpoint, num_ranks=1):
@@ -127,7 +127,7 @@ def test_a_damaged_ledger_file_is_noticed_as_well(commit, root, ledger_root, cap
 def test_where_none_is_whole_nothing_is_started_afresh(commit, root, ledger_root):
     for step in (5, 10):
         flip(commit(step) / "rank-00000.safetensors")
-    with pytest.raises(CheckpointDamaged, match="None of the 2 checkpoints") as caught:
+    with pytest.raises(FilesDamaged, match="None of the 2 checkpoints") as caught:
         newest(root, ledger_root)
     assert caught.value.path == str(root)
 
@@ -206,7 +206,7 @@ def test_a_tensor_that_the_model_lacks_is_named(commit, root, ledger_root):
 def test_a_gap_between_the_saved_fragments_is_damage(commit, root, ledger_root):
     first, second = cut(whole_tensors(), 2)
     commit(5, ranks=[first, second[:-1]])
-    with pytest.raises(CheckpointDamaged, match="3 of the 7 elements needed of fp32/bias"):
+    with pytest.raises(FilesDamaged, match="3 of the 7 elements needed of fp32/bias"):
         loaded(newest(root, ledger_root))
 
 
@@ -217,5 +217,5 @@ def test_fragments_that_overlap_do_not_hide_a_gap(commit, root, ledger_root):
     twice = [Fragment("fp32", "bias", start, 7, bias[start : start + 3]) for start in (0, 1)]
     last = [Fragment("fp32", "bias", 6, 7, bias[6:])]
     commit(5, ranks=[rest, [twice[0]], [twice[1]], last])
-    with pytest.raises(CheckpointDamaged, match="fp32/bias"):
+    with pytest.raises(FilesDamaged, match="fp32/bias"):
         loaded(newest(root, ledger_root))

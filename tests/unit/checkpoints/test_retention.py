@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fakes.checkpoints import commit as commit_at
 from pliant.checkpoints.manifest import MANIFEST
-from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.reader import newest
 from pliant.checkpoints.retention import Found, Policy, decide, prune
 from pliant.checkpoints.writer import directory_name
 from pliant.spec.operations import CheckpointSpec
+from pliant.storage.opening import open_storage
 
 
 def found(*steps, attempt=1, metrics=(), is_committed=True):

@@ -18,8 +18,8 @@ from pliant.checkpoints import reader, snapshot
 from pliant.checkpoints.fragments import Fragment
 from pliant.checkpoints.slots import MOST_SLOTS, Slots, lay_out, owned
 from pliant.checkpoints.snapshot import Copies, Description, Hot, Moment, Roots
-from pliant.checkpoints.storage import LocalStorage
 from pliant.errors import NoSpace
+from pliant.storage.local import LocalStorage
 
 DESCRIPTION = Description(1, NUMELS, "0" * 16, {"data": "key"}, origin="")
 
@@ -231,6 +231,7 @@ def test_pages_of_an_earlier_attempt_are_used_again_but_not_its_only_snapshot(tm
     assert slot.path.stat().st_ino == pages[0]
     assert [hot.age for hot in snapshot.complete(snapshot.find([tmp_path]))] == [(1, 2)]
     second.record(slot, moment(3))
+    second.replaces_earlier = True
     assert take(second, fragments, 4).path.stat().st_ino == pages[1]
     ages = [hot.age for hot in snapshot.complete(snapshot.find([tmp_path]))]
     assert ages == [(2, 4), (2, 3)]

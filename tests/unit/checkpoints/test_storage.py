@@ -16,12 +16,13 @@ import pytest
 from fakes.checkpoints import commit, cut, emptied, whole_tensors
 from fakes.file_systems import Flaky
 from fakes.ranks import _free_port
-from pliant.checkpoints import storage as module
-from pliant.checkpoints.places import check_usable, open_storage, places_of
+from pliant.checkpoints.places import check_usable, places_of
 from pliant.checkpoints.reader import load, newest
-from pliant.checkpoints.remote_storage import Cache, RemoteStorage, backoff, retried
-from pliant.checkpoints.storage import LocalStorage, StoredFile, file_digest
-from pliant.errors import CheckpointDamaged, NoSpace, UserError
+from pliant.errors import FilesDamaged, NoSpace, UserError
+from pliant.storage import local as module
+from pliant.storage.local import LocalStorage, StoredFile, file_digest
+from pliant.storage.opening import open_storage
+from pliant.storage.remote import Cache, RemoteStorage, backoff, retried
 
 CONTENT = bytes(range(256)) * 40
 
@@ -86,7 +87,7 @@ def test_what_is_not_there_is_told(storage):
     storage.delete_tree("nothing")
     with pytest.raises(FileNotFoundError):
         storage.read("nothing")
-    with pytest.raises(CheckpointDamaged, match="nothing is missing") as caught:
+    with pytest.raises(FilesDamaged, match="nothing is missing") as caught:
         storage.check("nothing", 1, "ab")
     assert caught.value.path == storage.place("nothing")
 
@@ -98,7 +99,7 @@ def test_what_is_not_there_is_told(storage):
 def test_damage_is_named(storage, local, content, sentence):
     stored = storage.put_file(local, "rank")
     storage.write("rank", content)
-    with pytest.raises(CheckpointDamaged, match=sentence):
+    with pytest.raises(FilesDamaged, match=sentence):
         storage.check("rank", stored.size_bytes, stored.sha256)
     if sentence == "was altered since":
         storage.check("rank", stored.size_bytes, "")  # a size alone is compared
@@ -218,7 +219,7 @@ def test_a_check_reads_what_is_stored_and_not_the_copy(flaky, local):
     stored = flaky.put_file(local, "rank")
     flaky.fetch("rank", stored.size_bytes, stored.sha256)
     flaky.write("rank", b"\1" + CONTENT[1:])
-    with pytest.raises(CheckpointDamaged, match="was altered"):
+    with pytest.raises(FilesDamaged, match="was altered"):
         flaky.check("rank", stored.size_bytes, stored.sha256)
 
 

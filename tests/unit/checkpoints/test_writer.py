@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from fakes.checkpoints import cut, put_fragments, whole_tensors
 from pliant.checkpoints.manifest import Chunk
-from pliant.checkpoints.storage import LocalStorage, file_digest
 from pliant.checkpoints.writer import age, directory_name, store_rank_file
 from pliant.errors import NoSpace
+from pliant.storage.local import LocalStorage, file_digest
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -46,7 +46,7 @@ def test_what_is_saved_does_not_change_with_the_live_state(tmp_path):
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, local, monkeypatch):
     needed = local.stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, needed))
-    with pytest.raises(NoSpace, match="Free some space or move --runs-dir") as caught:
+    with pytest.raises(NoSpace, match="Free some space, or keep it elsewhere") as caught:
         store_rank_file(LocalStorage(tmp_path / "checkpoints"), "new", 0, local, CHUNKS)
     assert not (tmp_path / "checkpoints").exists()
     assert (caught.value.free_bytes, caught.value.needed_bytes) == (needed, needed)

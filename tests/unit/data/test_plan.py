@@ -364,9 +364,9 @@ def test_an_index_that_a_full_disk_does_not_take_is_kept_in_memory(make_plan, mo
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", no_space)
         packs = packs_of_epoch(plan, 0)
-    assert written(plan.split.path) == []
+    assert written(plan.split.workspace) == []
     assert packs_of_epoch(DataPlan(plan.split, plan.settings), 0) == packs
-    assert written(plan.split.path) == ["epoch-00000"]
+    assert written(plan.split.workspace) == ["epoch-00000"]
 
 
 def no_space(*_):

@@ -147,7 +147,7 @@ def test_records_that_cannot_be_used_are_an_error_or_counted_and_kept_aside(tmp_
     counts = store.manifest["accounting"]
     assert sum(account["bad"] for account in counts.values()) == 2
     assert sum(account["samples"] for account in counts.values()) == 58
-    kept = sorted((store.path.parent / f"{store.key}.quarantine").iterdir())
+    kept = sorted((store.store.root.parent / f"{store.key}.quarantine").iterdir())
     told = [json.loads(line) for file in kept for line in file.read_text().splitlines()]
     assert [one["where"].split()[-2:] for one in told] == [["line", "21"], ["line", "46"]]
     assert [one["raw"] for one in told] == [lines[20], lines[45]]
@@ -184,7 +184,7 @@ def test_the_standard_library_is_a_data_set(tmp_path):
     assert store.split("train").num_pieces > 5000
     [source] = store.manifest["made_from"]["sources"]["train"]
     assert source["name"] == "stdlib://"
-    assert json.loads(Path(store.path, "manifest.json").read_text())["key"] == store.key
+    assert json.loads(Path(store.store.root, "manifest.json").read_text())["key"] == store.key
 
 
 def test_two_jobs_do_not_prepare_the_same_data_at_once(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 
 from pliant.data.store import (
     STORE_VERSION,
-    Split,
     open_store,
     piece_lengths,
     piece_targets,
@@ -46,7 +45,9 @@ def store(tmp_path, pieces):
     ]
     lengths = piece_lengths(pieces)
     train = write_index(path / "train", shards, lengths, piece_targets(pieces), lengths)
-    write_manifest(path, {"version": STORE_VERSION, "key": "key", "splits": {"train": train}})
+    write_manifest(
+        path, {"version": STORE_VERSION, "key": "key", "tokenizer": [], "splits": {"train": train}}
+    )
     return path
 
 
@@ -82,7 +83,7 @@ def test_gathering_nothing_gives_nothing(store):
 
 
 def test_a_split_is_pickled_by_its_path(store):
-    split = Split(store / "train")
+    split = open_store(store).split("train")
     split.gather(np.arange(40))
     pickled = pickle.dumps(split)
     assert len(pickled) < 1000
@@ -91,8 +92,11 @@ def test_a_split_is_pickled_by_its_path(store):
     )
 
 
+DAMAGES = {"flipped": "was altered since", "shorter": "has ", "missing": "is missing"}
+
+
 @pytest.mark.parametrize("name", ["shard-00002.arrow", "lengths.npy"])
-@pytest.mark.parametrize("damage", ["flipped", "shorter", "missing"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_told_with_the_name_of_the_file(store, name, damage):
     assert open_store(store).damage() == []
     assert open_store(store).num_files == 6
@@ -106,7 +110,8 @@ def test_damage_is_told_with_the_name_of_the_file(store, name, damage):
     else:
         path.unlink()
     [told] = open_store(store).damage()
-    assert f"{name} is damaged" in told
+    assert f"{name} {DAMAGES[damage]}" in told
+    assert f"Delete {store} and prepare the data again." in told
 
 
 def test_an_altered_shard_is_noticed_when_it_is_read_first(store):
@@ -116,13 +121,13 @@ def test_an_altered_shard_is_noticed_when_it_is_read_first(store):
     path.write_bytes(content)
     split = open_store(store).split("train")
     split.gather(np.array([0, 20]))
-    with pytest.raises(DataError, match=r"shard-00002\.arrow is damaged: its SHA-256"):
+    with pytest.raises(DataError, match=r"shard-00002\.arrow was altered since"):
         split.gather(np.array([15]))
 
 
 def test_a_shard_that_is_no_shard_is_named_when_it_is_read(store):
     (store / "train" / "shard-00000.arrow").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"shard-00000\.arrow is damaged"):
+    with pytest.raises(DataError, match=r"shard-00000\.arrow has 7 bytes instead of"):
         open_store(store).split("train").gather(np.array([0]))
 
 

@@ -28,7 +28,7 @@ def grid(tmp_path_factory):
     lengths = np.random.default_rng(0).integers(2, 17, 70)
     split = write_split(tmp_path_factory.mktemp("stream") / "store", some_pieces(lengths))
     settings = PlanSettings(SHAPE.seq_len, SHAPE.global_batch_size, 20, True, True, 0)
-    grid = BlockGrid(split.path, settings, PAD, num_steps=STEPS, block_steps=4)
+    grid = BlockGrid(split.place, settings, PAD, num_steps=STEPS, block_steps=4)
     assert DataPlan(split, settings).steps_in(2) < STEPS
     return grid
 

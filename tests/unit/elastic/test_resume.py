@@ -7,10 +7,10 @@ import pytest
 
 from fakes.checkpoints import a_manifest
 from fakes.jobs import TINY_LLAMA, tiny_spec
-from pliant.checkpoints.places import open_storage
 from pliant.checkpoints.reader import Checkpoint
 from pliant.elastic.resume import check_identity, job_identity
 from pliant.errors import CheckpointMismatch
+from pliant.storage.opening import open_storage
 
 FROZEN = "00000000000000ab"
 

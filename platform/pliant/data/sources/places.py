@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import pyarrow as pa
 
 from pliant.errors import DataError, NoSpace
-from pliant.filesystems import file_system
+from pliant.storage.filesystems import file_system
 
 Compression = Literal["gzip", "zstd"]
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from pliant.data.sources.places import SCHEME, Place, reading
-from pliant.filesystems import file_system
+from pliant.storage.filesystems import file_system
 
 QUERY = re.compile(r"\?[\w.-]+=[^/]*$")
 """Settings of a file system at the end of a URI, as in s3://bucket/data?region=eu-central-1; any

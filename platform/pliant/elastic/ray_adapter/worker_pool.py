@@ -108,6 +108,8 @@ class WorkerPool(WorkerGroupCallback):
     newcomers: list[Newcomer] = field(default_factory=list)
     sync_actor: Any = None
     spares_failed: int = 0
+    told_ready: bool = False
+    """Whether this group's spares were said to be ready."""
 
     # What the job holds
 
@@ -210,6 +212,7 @@ class WorkerPool(WorkerGroupCallback):
             self._give_up(place)
         self._take_places(num_workers - len(self.places), per_worker, timeout_s)
         self._fill(per_worker)
+        self.told_ready = False
         return [place.worker for place in self.places if place.worker is not None]
 
     def _take_places(self, count: int, per_worker: dict[str, float], timeout_s: float) -> None:
@@ -305,6 +308,10 @@ class WorkerPool(WorkerGroupCallback):
             waiting[:] = [spare for spare in waiting if not self._has_failed(spare)]
             while len(waiting) < self.settings.num_spares and self.spares_failed < SPARE_FAILURES:
                 waiting.append(self._make_spare(node_id))
+        primed = [spare.primed for spares in self.spares.values() for spare in spares]
+        if not self.told_ready and not _unfinished(primed):
+            self.told_ready = True
+            self.timeline("spares are ready")
 
     def _has_failed(self, spare: Spare) -> bool:
         done, _ = ray.wait([spare.primed], timeout=0)
@@ -387,3 +394,7 @@ def _rank(worker: Worker) -> int | None:
     """Its rank in the group that it is in; None where it is in none yet."""
     context = worker.distributed_context
     return None if context is None else context.world_rank
+
+
+def _unfinished(calls: list[Any]) -> list[Any]:
+    return ray.wait(calls, num_returns=len(calls), timeout=0)[1] if calls else []

@@ -1,8 +1,8 @@
-"""What a storage of checkpoints can do, and the one that is a directory.
+"""What a storage can do, and the one that is a directory.
 
-A storage is a directory that all nodes share, or a bucket of an object store (`remote_storage`).
-Both do the same things under names such as `step-00000005.attempt-1.ranks-2/manifest.json`. A
-storage is a value: it can be pickled, and a worker opens it for itself (`places`).
+A storage is a directory that all nodes share, or a bucket of an object store (`remote`). Both do
+the same things under names such as `step-00000005.attempt-1.ranks-2/manifest.json`. A storage is a
+value: it can be pickled, and a worker opens it for itself (`opening`).
 """
 
 import errno
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pliant.errors import CheckpointDamaged, NoSpace
+from pliant.errors import FilesDamaged, NoSpace
 from pliant.files import replacing, sync_to_disk, write_atomically
 
 SPARE_SHARE = 1.05
@@ -68,11 +68,15 @@ class Storage(Protocol):
         """Copies a file of this machine there, chunk by chunk; its digest is taken on the way."""
 
     def fetch(self, name: str, size_bytes: int, sha256: str) -> Path:
-        """A path on this machine with the file's content. Raises `CheckpointDamaged` where what
+        """A path on this machine with the file's content. Raises `FilesDamaged` where what
         was downloaded is not what was stated; what lies here already is not read again."""
 
+    def workspace(self, name: str) -> Path:
+        """A directory of this machine for what belongs to the directory `name` and can be had
+        again; a storage that is a directory has it right there."""
+
     def check(self, name: str, size_bytes: int, sha256: str) -> None:
-        """Reads the file where it is stored. Raises `CheckpointDamaged` where it is missing, short
+        """Reads the file where it is stored. Raises `FilesDamaged` where it is missing, short
         or altered. An empty `sha256` is not compared."""
 
     def delete(self, name: str) -> None:
@@ -88,8 +92,9 @@ class Storage(Protocol):
 def no_space(storage: Storage, size_bytes: int) -> NoSpace:
     free = storage.free_bytes() or 0
     return NoSpace(
-        f"{storage.place()} has {free / 2**20:,.1f} MiB free and a checkpoint needs "
-        f"{size_bytes * SPARE_SHARE / 2**20:,.1f} MiB. Free some space or move --runs-dir.",
+        f"{storage.place()} has {free / 2**20:,.1f} MiB free and needs "
+        f"{size_bytes * SPARE_SHARE / 2**20:,.1f} MiB. Free some space, or keep "
+        "it elsewhere (--runs-dir, checkpoint.storage, data.store).",
         free_bytes=free,
         needed_bytes=size_bytes,
     )
@@ -137,6 +142,9 @@ class LocalStorage:
             return copy_and_digest(source, target)
 
     def fetch(self, name: str, size_bytes: int, sha256: str) -> Path:
+        return self.root / name
+
+    def workspace(self, name: str) -> Path:
         return self.root / name
 
     def check(self, name: str, size_bytes: int, sha256: str) -> None:
@@ -189,16 +197,16 @@ def check_size(storage: Storage, name: str, size_bytes: int) -> None:
         raise missing(storage, name)
     if found.size_bytes != size_bytes:
         place = storage.place(name)
-        raise CheckpointDamaged(
+        raise FilesDamaged(
             f"{place} has {found.size_bytes:,} bytes instead of {size_bytes:,}.", path=place
         )
 
 
-def missing(storage: Storage, name: str) -> CheckpointDamaged:
+def missing(storage: Storage, name: str) -> FilesDamaged:
     place = storage.place(name)
-    return CheckpointDamaged(f"{place} is missing.", path=place)
+    return FilesDamaged(f"{place} is missing.", path=place)
 
 
-def altered(storage: Storage, name: str) -> CheckpointDamaged:
+def altered(storage: Storage, name: str) -> FilesDamaged:
     place = storage.place(name)
-    return CheckpointDamaged(f"{place} was altered since it was written.", path=place)
+    return FilesDamaged(f"{place} was altered since it was written.", path=place)

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, or in anything else that pyarrow or fsspec can open.
+"""Files in an object store, or in anything else that pyarrow or fsspec can open.
 
 Credentials come from the environment, as the file system's own library reads them. What may pass is
 tried again with growing waits; what is read is kept in a cache that the ranks of a node share.
@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pliant.checkpoints.storage import (
+from pliant.errors import PliantError
+from pliant.files import file_lock, replacing
+from pliant.storage.filesystems import file_system
+from pliant.storage.local import (
     FULL,
     FileInfo,
     LocalStorage,
@@ -26,9 +29,6 @@ from pliant.checkpoints.storage import (
     full_disk_told,
     missing,
 )
-from pliant.errors import PliantError
-from pliant.files import file_lock, replacing
-from pliant.filesystems import file_system
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,10 @@ class RemoteStorage:
 
     def fetch(self, name: str, size_bytes: int, sha256: str) -> Path:
         return self._cached(name, size_bytes, sha256, anew=False)
+
+    def workspace(self, name: str) -> Path:
+        place = hashlib.sha256(self.place(name).encode()).hexdigest()
+        return self.cache.directory / ".workspaces" / place
 
     def check(self, name: str, size_bytes: int, sha256: str) -> None:
         check_size(self, name, size_bytes)
