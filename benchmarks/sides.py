@@ -63,7 +63,7 @@ class Plain:
 
 @dataclass
 class Pliant:
-    """`pliant run` with the demo's model."""
+    """`pliant run` with the demo's model, without its dropout."""
 
     name: str = "pliant"
     job: str = "bench-elastic"
@@ -85,6 +85,7 @@ class Pliant:
             "training.eval_every=100000",
             f"checkpoint.every={SAVE_EVERY}",
             f"data.seq_len={SEQ_LEN}",
+            "model.config.attention_dropout=0",
             f"training.global_batch_size={ROWS}",
             "training.callbacks=[pace.Pace]",
             "elastic.drills=[]",

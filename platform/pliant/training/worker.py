@@ -88,7 +88,7 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
     process, which may serve the next group."""
     if not gc.get_freeze_count():
         gc.collect()
-        gc.freeze()  # what was imported is not looked through again
+    gc.freeze()  # what was imported, also by the attempt before, is not looked through again
     try:
         _run(config["task"])
     except BaseException as error:

@@ -63,6 +63,12 @@ def test_the_controller_takes_its_group_from_the_attribute_and_ends_one_before_t
     ), "a failure must be seen before the scaling policy is asked"
 
 
+def test_a_group_can_do_without_the_callback_for_datasets() -> None:
+    assert "DatasetsCallback(" in inspect.getsource(TorchTrainer._create_default_callbacks)
+    signature = inspect.signature(RayTrainWorker.init_train_context)
+    assert signature.parameters["dataset_shard_provider"].default is None
+
+
 def test_a_group_starts_and_ends_through_the_methods_that_are_overridden() -> None:
     assert parameters(WorkerGroup._start_impl) == ["self", "worker_group_state_builder"]
     assert "self._start_impl(" in inspect.getsource(WorkerGroup._start)

@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
@@ -81,6 +82,12 @@ class ElasticTrainer(TorchTrainer):
         """Ends the controller and with it whatever it holds on the cluster; `fit` then raises."""
         if self._controller is not None:
             ray.kill(self._controller)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        """Without the one for datasets: pliant's workers have a feeder of their own, and each group
+        would start a process for nothing, at the worst moment."""
+        callbacks = super()._create_default_callbacks()
+        return [one for one in callbacks if not isinstance(one, DatasetsCallback)]
 
     def _initialize_and_run_controller(self, **controller: Any) -> Any:
         here = {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
