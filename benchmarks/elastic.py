@@ -44,6 +44,8 @@ ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "runs" / "bench"
 SETTLE_S, SETTLE_STEPS = 10.0, SAVE_EVERY + 1
 """Faults are at least so far apart: a checkpoint was made."""
+START_S = 45.0
+"""Before the first fault: what starts in the background, such as readers of data, is there."""
 START_LIMIT_S, FAULT_LIMIT_S = 240.0, 240.0
 
 
@@ -61,7 +63,7 @@ class Running:
             raise RuntimeError(f"{self.side.name} ended early; see {self.folder / 'output.txt'}")
         return self.side.moments(self.folder)
 
-    def settle(self, since: float) -> None:
+    def settle(self, since: float, at_least_s: float = SETTLE_S) -> None:
         """Trains until it is ready for the next fault, and on to the step after a checkpoint."""
 
         def is_settled() -> bool:
@@ -70,7 +72,7 @@ class Running:
                 return False
             steps = [m for m in moments if m.what == "step" and m.time > since]
             is_after_save = bool(steps) and steps[-1].step % SAVE_EVERY == 1
-            is_long_enough = len(steps) > SETTLE_STEPS and time.time() - since > SETTLE_S
+            is_long_enough = len(steps) > SETTLE_STEPS and time.time() - steps[0].time > at_least_s
             return is_after_save and is_long_enough
 
         wait_for(is_settled, START_LIMIT_S)
@@ -104,7 +106,7 @@ def running(side: Side, nodes: Nodes) -> Iterator[Running]:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         run = Running(side, nodes, folder, process)
-        run.settle(time.time())
+        run.settle(time.time(), START_S)
         yield run
     finally:
         process.send_signal(signal.SIGINT)

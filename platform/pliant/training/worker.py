@@ -49,7 +49,7 @@ from pliant.training.contents import Contents, frozen_digest
 from pliant.training.digests import agree, digest
 from pliant.training.engine import ZeroEngine, build_engine
 from pliant.training.loop import Callback, train
-from pliant.training.model import build_model
+from pliant.training.model import build_model, skeleton
 from pliant.training.phases import (
     CudaClock,
     Heart,
@@ -86,11 +86,15 @@ class WorkerTask:
 def run_worker(config: dict[str, WorkerTask]) -> None:
     """The train function of the worker group. However it ends, it leaves nothing behind in the
     process, which may serve the next group."""
+    task = config["task"]
+    quiet_libraries()
     if not gc.get_freeze_count():
+        deepspeed_adapter.import_deepspeed(task.spec.resources.device)
+        skeleton(task.spec, task.vocab_size)  # imports what the model needs
         gc.collect()
-    gc.freeze()  # what was imported, also by the attempt before, is not looked through again
+    gc.freeze()  # what was imported is not looked through again when an attempt ends
     try:
-        _run(config["task"])
+        _run(task)
     except BaseException as error:
         _forget_frames(error)
         raise
@@ -101,7 +105,6 @@ def run_worker(config: dict[str, WorkerTask]) -> None:
 
 def _run(task: WorkerTask) -> None:
     spec = task.spec
-    quiet_libraries()
     torch.set_num_threads(spec.resources.threads_per_worker)
     context = ray.train.get_context()
     place = Place(context.get_world_rank(), context.get_world_size())
