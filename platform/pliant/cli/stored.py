@@ -17,7 +17,7 @@ from pliant.checkpoints.manifest import Manifest, manifest_in
 from pliant.checkpoints.places import Places, places_of
 from pliant.checkpoints.writer import age
 from pliant.cli.options import runs_directory
-from pliant.data.store import Prepared, is_finished, open_store, store_root, stores_of
+from pliant.data.store import Prepared, find_store, store_root, stores_of
 from pliant.errors import FilesDamaged, UserError
 from pliant.files import file_lock
 from pliant.spec import JobSpec
@@ -214,7 +214,7 @@ def _prepared(run: Run) -> Prepared | None:
         return None
     data = run.spec.data
     store = stores_of(data, store_root(data, run.directory.parent)).below(key)
-    return open_store(store) if is_finished(store) else None
+    return find_store(store)
 
 
 def _policy(run: Run) -> retention.Policy:

@@ -30,8 +30,10 @@ from pliant.data.store import (
     SPLITS,
     STORE_VERSION,
     Prepared,
+    find_store,
     is_finished,
     open_store,
+    outage_told,
     stores_of,
 )
 from pliant.data.templates import choose_template
@@ -88,12 +90,12 @@ def prepare(spec: JobSpec, root: Path, report: Report | None = None) -> Prepared
     root = root.absolute()
     order = _decide(spec.data, root)
     store = stores_of(spec.data, root).below(order.key)
-    found = _opened(store)
+    found = find_store(store)
     if found is not None:
         return found
     path = root / order.key
     with _lock(root, order.key):
-        found = _opened(store)
+        found = find_store(store)
         if found is not None:
             return found
         if not is_finished(LocalStorage(path)):
@@ -106,38 +108,19 @@ def prepare(spec: JobSpec, root: Path, report: Report | None = None) -> Prepared
 def find_prepared(spec: JobSpec, root: Path) -> Prepared | None:
     """The prepared store of a job's data, where there is one. Raises `UserError`."""
     root = root.absolute()
-    return _opened(stores_of(spec.data, root).below(_decide(spec.data, root).key))
-
-
-def _opened(store: Storage) -> Prepared | None:
-    with _outage_told(store):
-        return open_store(store) if is_finished(store) else None
+    return find_store(stores_of(spec.data, root).below(_decide(spec.data, root).key))
 
 
 def _move(path: Path, store: Storage) -> None:
     """A finished store to another place; its manifest goes last. What an earlier attempt brought
     there is not sent again."""
-    with _outage_told(store):
+    with outage_told(store):
         for name, entry in open_store(path).files():
             there = store.info(name)
             if there is None or there.size_bytes != entry["size_bytes"]:
                 store.put_file(path / name, name)
         store.write(MANIFEST, (path / MANIFEST).read_bytes())
     shutil.rmtree(path)
-
-
-@contextmanager
-def _outage_told(store: Storage) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(store, LocalStorage):
-            raise
-        raise UserError(
-            f"{store.place()} cannot be reached: {error}. Check data.store and the credentials in "
-            "the environment; what was prepared so far is kept.",
-            place=store.place(),
-        ) from None
 
 
 # Deciding

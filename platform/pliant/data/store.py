@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pliant.data.sources import sha256_of
 from pliant.data.tokens import Piece
-from pliant.errors import DataError, FilesDamaged
+from pliant.errors import DataError, FilesDamaged, UserError
 from pliant.files import replacing, write_atomically
 from pliant.spec.data import DataSpec
 from pliant.storage.local import LocalStorage, Storage
@@ -138,8 +138,9 @@ class Split:
         return self._open[number]
 
     def _array(self, entry: dict[str, Any]) -> NDArray[np.int32]:
-        array: NDArray[np.int32] = np.load(self._fetched(entry), mmap_mode="r")
-        return array
+        with _damage_told(self.place.store):
+            array: NDArray[np.int32] = np.load(self._fetched(entry), mmap_mode="r")
+            return array
 
     def _fetched(self, entry: dict[str, Any]) -> Path:
         """A path on this machine to a file of the split."""
@@ -217,6 +218,12 @@ def open_store(place: Storage | Path) -> Prepared:
     store = open_storage(place)
     manifest = read_manifest(store)
     return Prepared(store, manifest["key"], manifest)
+
+
+def find_store(store: Storage) -> Prepared | None:
+    """The store, where it is finished. Raises `UserError` where it cannot be reached."""
+    with outage_told(store):
+        return open_store(store) if is_finished(store) else None
 
 
 def is_finished(store: Storage) -> bool:
@@ -336,12 +343,31 @@ def _lists(offsets: NDArray[np.int64], values: NDArray[Any]) -> pa.LargeListArra
 
 
 @contextmanager
+def outage_told(store: Storage) -> Iterator[None]:
+    """What fails is the user's to mend, unless this machine's own disk fails."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(store, LocalStorage):
+            raise
+        raise UserError(
+            f"{store.place()} cannot be reached: {error}. Check data.store and the credentials in "
+            "the environment; what was prepared so far is kept.",
+            place=store.place(),
+        ) from None
+
+
+@contextmanager
 def _damage_told(store: Storage) -> Iterator[None]:
     """With what to do about it."""
     try:
         yield
-    except FilesDamaged as error:
+    except (FilesDamaged, FileNotFoundError) as error:
         raise DataError(
-            f"{error.message} Delete {store.place()} and prepare the data again.",
-            path=error.facts.get("path"),
+            f"{_sentence(error)} Delete {store.place()} and prepare the data again.",
+            place=store.place(),
         ) from None
+
+
+def _sentence(error: FilesDamaged | FileNotFoundError) -> str:
+    return error.message if isinstance(error, FilesDamaged) else f"{error.filename} is missing."
