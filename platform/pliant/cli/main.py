@@ -232,7 +232,7 @@ def ui(
         raise UserError(f"{database} does not exist. Run a job first, `make demo` for one.")
     command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{database}"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    typer.echo(f"MLflow serves http://127.0.0.1:{port}; Ctrl-C ends it.")
+    typer.echo(f"MLflow is starting: http://127.0.0.1:{port} answers soon. Ctrl-C ends it.")
     os.execv(sys.executable, [sys.executable, "-m", *command])
 
 
