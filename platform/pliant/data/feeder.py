@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 SEGMENT_BLOCKS = 16
 """Blocks per execution of Ray Data: the first block of an execution takes time proportional to
 their number, and a short execution never stalls half done."""
-AHEAD_BLOCKS = 4
+AHEAD_BLOCKS = 8
+"""With fewer blocks ahead of the ranks, the next execution starts."""
 KEPT_BLOCKS = 64
-READERS = 2
+READERS = 1
+"""Processes that read. A block takes milliseconds, and a process seconds to start."""
 
 
 @dataclass(frozen=True)
@@ -175,27 +177,33 @@ def _execute(grid: BlockGrid, first: int, last: int) -> ray.data.Dataset:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False
-    # Reading takes no CPU of Ray's account: training may hold them all.
+    # Reading takes no CPU of Ray's account: training may hold them all. It stays on this node: Ray
+    # ends idle processes where there are more of them than CPUs, and spread over small nodes every
+    # block would be read by a process of its own, seconds after the one before.
     return ray.data.read_datasource(
         PackedBlocks(grid, first, last),
         override_num_blocks=last - first,
         num_cpus=0,
         concurrency=READERS,
+        ray_remote_args={"scheduling_strategy": _this_node()},
+    )
+
+
+def _this_node() -> Any:
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
     )
 
 
 def start_feeder(job: str, grid: BlockGrid) -> ray.actor.ActorHandle:
     """A feeder for the job on this node, in place of one that an earlier driver may have left."""
     stop_feeder(job)
-    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
     actor = ray.remote(num_cpus=0, max_concurrency=1000, max_restarts=-1)(Feeder)
     return actor.options(
         name=feeder_name(job),
         namespace=NAMESPACE,
         lifetime="detached",
-        scheduling_strategy=here,
+        scheduling_strategy=_this_node(),
         get_if_exists=False,
     ).remote(grid)
 
